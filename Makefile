@@ -1,0 +1,35 @@
+# `make train` and `make test` set everything up first; the second time that takes no time.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: train test check format learning clean
+
+train: $(READY)
+	$(BIN)/rl-training train --config configs/ppo/cartpole.yaml
+
+test: $(READY)
+	$(BIN)/pytest --numprocesses 2
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest --numprocesses 2
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Trains the shipped presets over several seeds and compares with what they promise; takes about ten minutes.
+learning: $(READY)
+	$(BIN)/python examples/check_learning.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,plots]"
+	touch $(READY)

@@ -1,0 +1,17 @@
+"""Reinforcement-learning training with strict configs, run directories and safe checkpoints."""
+
+from typing import TYPE_CHECKING
+
+from rl_training._lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from rl_training.api.algorithms import PPO
+    from rl_training.experiment.config import TrainConfig
+
+__version__ = "0.1.0"
+__all__ = ["PPO", "TrainConfig", "__version__"]
+
+__getattr__ = lazy_attributes(
+    __name__,
+    {"PPO": "rl_training.api.algorithms", "TrainConfig": "rl_training.experiment.config"},
+)

@@ -1,0 +1,218 @@
+"""Proximal policy optimisation (Schulman et al. 2017): its parameters, its losses, and the learner, in that order."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.base import Batch, UpdateResult
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.errors import Problem
+from rl_training.experiment.schedules import PositiveSchedule, Schedule
+from rl_training.experiment.validation import (
+    Flag,
+    Float,
+    NonNegativeFloat,
+    PositiveInt,
+    StrictModel,
+    UnitFloat,
+    config_error,
+)
+from rl_training.policies.actor_critic import ActorCritic
+from rl_training.policies.base import Array, PolicyOutput
+from rl_training.policies.mlp import Activation
+
+
+class PPOParams(StrictModel):
+    """What `algo_kwargs` may hold. The defaults are those of the paper's continuous-control experiments."""
+
+    num_steps: PositiveInt = 2048
+    """Steps per env in one rollout."""
+    update_epochs: PositiveInt = 10
+    """Passes over each rollout."""
+    minibatch_size: PositiveInt = 64
+    hidden_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (64, 64)
+    """Hidden layers of the actor and, apart from it, of the critic."""
+    activation: Activation = "tanh"
+    learning_rate: PositiveSchedule = Schedule(start=3e-4)
+    clip_coef: PositiveSchedule = Schedule(start=0.2)
+    """How far the probability ratio may move from 1."""
+    clip_vf_coef: Annotated[Float, Field(gt=0.0)] | None = None
+    """How far a value may move from the old one; none: unclipped."""
+    ent_coef: NonNegativeFloat = 0.0
+    vf_coef: NonNegativeFloat = 0.5
+    gamma: UnitFloat = 0.99
+    gae_lambda: UnitFloat = 0.95
+    normalize_advantages: Flag = True
+    """To mean 0 and deviation 1, within each minibatch."""
+    max_grad_norm: Annotated[Float, Field(gt=0.0)] = 0.5
+    target_kl: Annotated[Float, Field(gt=0.0)] | None = None
+    """Stop a rollout's updates once the approximate KL divergence exceeds 1.5 times this; none: never."""
+    log_std_init: Float = 0.0
+    """Initial log standard deviation of continuous actions."""
+    adam_eps: Annotated[Float, Field(gt=0.0)] = 1e-5
+
+    def check_rollout(self, num_envs: int) -> None:
+        """Refuse a minibatch that no rollout could fill."""
+        total = self.num_steps * num_envs
+        if self.minibatch_size > total:
+            text = (
+                f"algo_kwargs.minibatch_size={self.minibatch_size}: exceeds the rollout of {total} "
+                f"({self.num_steps} steps x {num_envs} envs); lower it, or raise num_steps or num_envs"
+            )
+            raise config_error([Problem(("algo_kwargs", "minibatch_size"), text)])
+
+
+@dataclass(frozen=True)
+class PPOLoss:
+    """The total to minimise, and the numbers worth watching, in the order of `LOSS_METRICS`."""
+
+    total: Tensor
+    watched: Tensor
+
+
+LOSS_METRICS = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "clip_fraction")
+
+
+def normalize(advantages: Tensor) -> Tensor:
+    """Mean 0, deviation 1; a single advantage has no deviation and stays as it is."""
+    if len(advantages) == 1:
+        return advantages
+    return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+
+
+def clipped_policy_loss(ratios: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
+    """The pessimistic surrogate (equation 7)."""
+    clipped = ratios.clamp(1.0 - clip_coef, 1.0 + clip_coef)
+    return -torch.min(ratios * advantages, clipped * advantages).mean()
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_vf_coef: float | None) -> Tensor:
+    """Half the mean squared error; clipped, the worse of it and of a step limited around the old values."""
+    errors = (values - returns).square()
+    if clip_vf_coef is not None:
+        limited = old_values + (values - old_values).clamp(-clip_vf_coef, clip_vf_coef)
+        errors = torch.max(errors, (limited - returns).square())
+    return 0.5 * errors.mean()
+
+
+def ppo_loss(output: PolicyOutput, batch: Batch, params: PPOParams, clip_coef: float) -> PPOLoss:
+    """Surrogate, value error and entropy bonus of one minibatch (equation 9)."""
+    advantages = normalize(batch["advantages"]) if params.normalize_advantages else batch["advantages"]
+    log_ratios = output.logprobs - batch["logprobs"]
+    ratios = log_ratios.exp()
+    policy_term = clipped_policy_loss(ratios, advantages, clip_coef)
+    value_term = value_loss(output.values, batch["values"], batch["returns"], params.clip_vf_coef)
+    entropy_term = -output.entropy.mean()
+    total = policy_term + params.ent_coef * entropy_term + params.vf_coef * value_term
+    with torch.no_grad():
+        approx_kl = (ratios - 1.0 - log_ratios).mean()  # Schulman's low-variance estimator
+        clip_fraction = ((ratios - 1.0).abs() > clip_coef).float().mean()
+        watched = torch.stack([total, policy_term, value_term, entropy_term, approx_kl, clip_fraction])
+    return PPOLoss(total, watched)
+
+
+def clip_gradient(gradient: Tensor, max_norm: float) -> Tensor:
+    """Scale the gradient of all parameters to at most `max_norm`, in place; its norm before that."""
+    norm: Tensor = torch.linalg.vector_norm(gradient)
+    gradient.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+    return norm
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> float:
+    """1 when the values predict the returns, 0 when a constant would do as well; 0 for constant returns."""
+    variance = returns.var(correction=0)
+    if variance == 0.0:
+        return 0.0
+    return float(1.0 - (returns - values).var(correction=0) / variance)
+
+
+class PPOLearner:
+    """Acts, then learns from the rollout: advantages first, then epochs of minibatches."""
+
+    def __init__(
+        self, policy: ActorCritic, params: PPOParams, *, total_timesteps: int, stream: np.random.Generator
+    ) -> None:
+        self.policy = policy
+        self.params = params
+        self.total_timesteps = total_timesteps
+        self._stream = stream  # orders the minibatches
+        self._optimizer = torch.optim.Adam([policy.flat], eps=params.adam_eps, fused=True)
+
+    def act(self, obs: Array) -> Array:
+        """Only what picks the action; values and log-probs come in bulk with `compute_advantages`."""
+        return self.policy.act(obs)
+
+    def to_env(self, actions: Array) -> Array:
+        """What the envs receive for these actions."""
+        return self.policy.to_env(actions)
+
+    @torch.no_grad()
+    def compute_advantages(self, rollout: RolloutBuffer, last_obs: Array) -> None:
+        """Values and log-probs of the whole rollout from the code that the update uses, then GAE."""
+        device = self.policy.flat.device
+        params = self.policy.layout.tensors(self.policy.flat)
+        obs, actions = rollout.obs.flatten(0, 1).to(device), rollout.actions.flatten(0, 1).to(device)
+        output = self.policy.evaluate(params, obs, actions)
+        rollout.values.copy_(output.values.view_as(rollout.values))
+        rollout.logprobs.copy_(output.logprobs.view_as(rollout.logprobs))
+        following = torch.as_tensor(last_obs).to(rollout.obs.dtype)
+        beyond = torch.cat([following, rollout.truncated_last_obs().to(following.device)]).to(device)
+        values = self.policy.values(params, beyond).to(rollout.device)
+        rollout.bootstrap_values[rollout.truncated] = values[rollout.num_envs :]
+        rollout.compute_returns_and_advantages(
+            last_values=values[: rollout.num_envs], gamma=self.params.gamma, gae_lambda=self.params.gae_lambda
+        )
+
+    def update(self, rollout: RolloutBuffer, step: int) -> UpdateResult:
+        """Epochs of minibatches over the rollout that began at env step `step`."""
+        learning_rate = self.params.learning_rate.value(step, self.total_timesteps)
+        clip_coef = self.params.clip_coef.value(step, self.total_timesteps)
+        self._optimizer.param_groups[0]["lr"] = learning_rate
+        watched = self._run_epochs(rollout, clip_coef)
+        self.policy.sync_host()
+        means = torch.stack(watched).mean(dim=0).tolist()
+        metrics = dict(zip((*LOSS_METRICS, "grad_norm"), means, strict=True))
+        metrics |= {"learning_rate": learning_rate, "clip_range": clip_coef}
+        metrics["explained_variance"] = explained_variance(rollout.values, rollout.returns)
+        return UpdateResult(metrics, num_gradient_steps=len(watched))
+
+    def _run_epochs(self, rollout: RolloutBuffer, clip_coef: float) -> list[Tensor]:
+        size, target_kl = self.params.minibatch_size, self.params.target_kl
+        watched: list[Tensor] = []
+        for _ in range(self.params.update_epochs):
+            for batch in rollout.iter_minibatches(minibatch_size=size, shuffle=True, generator=self._stream):
+                watched.append(self._step(batch, clip_coef))
+                if target_kl is not None and watched[-1][LOSS_METRICS.index("approx_kl")] > 1.5 * target_kl:
+                    return watched
+        return watched
+
+    def _step(self, batch: Batch, clip_coef: float) -> Tensor:
+        """One gradient step: from parameters, optimizer state and batch to new parameters and watched numbers."""
+        device = self.policy.flat.device
+        batch = {name: field.to(device) for name, field in batch.items()}
+        flat = self.policy.flat.detach().requires_grad_()
+        output = self.policy.evaluate(self.policy.layout.tensors(flat), batch["obs"], batch["actions"])
+        loss = ppo_loss(output, batch, self.params, clip_coef)
+        (gradient,) = torch.autograd.grad(loss.total, flat)
+        norm = clip_gradient(gradient, self.params.max_grad_norm)
+        self.policy.flat.grad = gradient
+        self._optimizer.step()
+        return torch.cat([loss.watched, norm.reshape(1)])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Policy, optimizer moments and streams."""
+        return {
+            "policy": self.policy.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "minibatch_stream": self._stream.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` stopped."""
+        self.policy.load_state_dict(state["policy"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._stream.bit_generator.state = state["minibatch_stream"]

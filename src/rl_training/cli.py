@@ -1,0 +1,193 @@
+"""The command line. Imports wait inside the commands, so that `--help` answers at once."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rl_training import __version__
+from rl_training.errors import ConfigError, RLTrainingError, TrainingInterrupted
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
+    from rl_training.experiment.sources import Layer, ResolvedConfig
+    from rl_training.runtime.callbacks import Callback
+
+USER_ERROR = 2
+
+app = typer.Typer(
+    name="rl-training",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train reinforcement-learning agents; evaluate, resume and list their runs."""
+    del version
+
+
+CheckpointOption = Annotated[
+    Path,
+    typer.Option("--checkpoint", help="A checkpoint file, or a run directory (its newest intact checkpoint)."),
+]
+
+
+def load_config(path: Path | str) -> "TrainConfig":
+    """Read and validate a YAML config, the algorithm's parameters too."""
+    from rl_training.experiment.sources import read_yaml
+
+    return _resolve([read_yaml(Path(path))]).config
+
+
+def _resolve(layers: "Sequence[Layer]") -> "ResolvedConfig":
+    from rl_training.experiment.registry import get_algorithm_spec
+    from rl_training.experiment.sources import located, resolve_config
+
+    resolved = resolve_config(layers)
+    try:
+        get_algorithm_spec(resolved.config.algo).resolve_params_fn(resolved.config)
+    except ConfigError as error:
+        raise located(error, layers) from None
+    return resolved
+
+
+@app.command()
+def train(
+    config: Annotated[Path | None, typer.Option(help="A YAML config.")] = None,
+    algo: Annotated[str | None, typer.Option(help="Algorithm; with --env instead of a config.")] = None,
+    env: Annotated[str | None, typer.Option(help="Gymnasium environment id.")] = None,
+    output_dir: Annotated[Path | None, typer.Option(help="Where run directories go.")] = None,
+    total_timesteps: Annotated[int | None, typer.Option(help="Budget in env steps.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The run's seed.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="Any config value: key=value, algo_kwargs.gamma=0.98.")
+    ] = None,
+    stop_at_return: Annotated[float | None, typer.Option(help="Stop once an evaluation reaches this.")] = None,
+    stop_after: Annotated[float | None, typer.Option(help="Stop after this many minutes.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show config and plan, train nothing.")] = False,
+) -> int:
+    """Train an agent from a YAML config, or from --algo and --env."""
+    from rl_training.experiment.sources import Layer, find_preset, read_assignments, read_yaml
+
+    flags = {"algo": algo, "env_id": env, "total_timesteps": total_timesteps, "seed": seed}
+    flags["output_dir"] = str(output_dir) if output_dir is not None else None
+    layers = [Layer("flag", {name: value for name, value in flags.items() if value is not None})]
+    if config is not None:
+        layers.insert(0, read_yaml(config))
+    elif algo is None or env is None:
+        raise ConfigError("give --config FILE, or --algo and --env")
+    else:
+        preset = find_preset(algo, env)
+        layers[:0] = [read_yaml(preset, "preset")] if preset else []
+    resolved = _resolve([*layers, read_assignments(assignments or [])])
+    if dry_run:
+        return _show_plan(resolved)
+    return _train(resolved.config, _stop_callbacks(stop_at_return, stop_after))
+
+
+def _show_plan(resolved: "ResolvedConfig") -> int:
+    from rl_training.console import show_plan
+    from rl_training.experiment.registry import get_algorithm_spec
+
+    spec = get_algorithm_spec(resolved.config.algo)
+    show_plan(resolved, spec.resolve_params_fn(resolved.config), spec.plan_fn(resolved.config))
+    return 0
+
+
+def _stop_callbacks(stop_at_return: float | None, stop_after: float | None) -> "list[Callback]":
+    from rl_training.runtime.callbacks import StopAfterWallTime, StopAtReturn
+
+    callbacks: list[Callback] = []
+    if stop_at_return is not None:
+        callbacks.append(StopAtReturn(stop_at_return))
+    if stop_after is not None:
+        callbacks.append(StopAfterWallTime(60.0 * stop_after))
+    return callbacks
+
+
+def _train(config: "TrainConfig", callbacks: "list[Callback]") -> int:
+    from rl_training.console import show_result
+    from rl_training.experiment.default_manager import DefaultExperimentManager
+    from rl_training.runtime.progress import ProgressDisplay
+
+    show_result(DefaultExperimentManager().setup(config, [ProgressDisplay(), *callbacks]).train())
+    return 0
+
+
+@app.command("eval")
+def evaluate(
+    checkpoint: CheckpointOption,
+    num_episodes: Annotated[int, typer.Option(help="Whole episodes to play.")] = 10,
+    best: Annotated[bool, typer.Option("--best", help="Of a run directory, the best checkpoint.")] = False,
+) -> int:
+    """Play episodes with a trained agent."""
+    from rl_training.console import show_metrics
+    from rl_training.runtime.workflows import evaluate_checkpoint
+
+    show_metrics("Evaluation", evaluate_checkpoint(checkpoint, num_episodes, best=best))
+    return 0
+
+
+@app.command()
+def resume(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN_DIR]", help="Continue this run in place.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint file to fork, or a run directory.")] = None,
+    total_timesteps: Annotated[int | None, typer.Option(help="New budget in env steps.")] = None,
+) -> int:
+    """Continue a run directory in place, or fork a checkpoint file into a new run."""
+    from rl_training.console import show_result
+    from rl_training.experiment.default_manager import DefaultExperimentManager
+    from rl_training.runtime.progress import ProgressDisplay
+
+    source = run or checkpoint
+    if source is None or (run and checkpoint):
+        raise ConfigError("give either RUN_DIR or --checkpoint")
+    trainer = DefaultExperimentManager().resume(source, total_timesteps, [ProgressDisplay()])
+    show_result(trainer.train())
+    return 0
+
+
+@app.command("list")
+def list_runs(
+    directory: Annotated[Path, typer.Argument(help="Where to look for runs.")] = Path("runs"),
+) -> int:
+    """List the runs below a directory."""
+    from rl_training.console import show_runs
+
+    show_runs(directory)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code is 0, 2 for a user's error, or 128 and the signal's number."""
+    command = typer.main.get_command(app)
+    try:
+        return int(command.main(args=argv, prog_name="rl-training", standalone_mode=False) or 0)
+    except (typer.TyperException, RLTrainingError) as error:
+        message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        return USER_ERROR
+    except TrainingInterrupted as error:
+        print(error, file=sys.stderr)
+        return 128 + error.signal_number
+
+
+def entry_point() -> None:
+    """The console script."""
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Tables for the terminal: the plan of a run, its result, and a list of runs."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rl_training.errors import RunDirectoryError
+from rl_training.experiment.config import plain_config
+from rl_training.experiment.curves import plot_learning_curve
+from rl_training.experiment.runs import context_of, find_runs, read_metadata
+
+if TYPE_CHECKING:
+    from rl_training.experiment.sources import ResolvedConfig
+    from rl_training.experiment.validation import StrictModel
+    from rl_training.runtime.plan import TrainingPlan
+    from rl_training.runtime.trainer import TrainResult
+
+
+_RUN_COLUMNS = ("algorithm", "env", "seed", "steps", "best return", "status", "run")
+
+
+def _console() -> Console:
+    """As wide as the terminal; wide enough for a whole row where there is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def show_metrics(title: str, metrics: Mapping[str, int | float]) -> None:
+    """Two columns: name and value."""
+    table = _table(title, "metric", "value")
+    for name, value in metrics.items():
+        table.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:.2f}")
+    _console().print(table)
+
+
+def show_result(result: "TrainResult") -> None:
+    """The final numbers, and where everything lies; draws the learning curve."""
+    metadata = read_metadata(context_of(result.run_dir))
+    show_metrics(f"Run {result.status}", {**result.metrics, "wall seconds": float(metadata["wall_seconds"])})
+    title = f"{metadata['algo']} on {metadata['env_id']}, seed {metadata['seed']}"
+    curve = plot_learning_curve(context_of(result.run_dir), title)
+    for label, value in (
+        ("run directory", result.run_dir),
+        ("checkpoint", result.checkpoint_path),
+        ("learning curve", curve or "not drawn: pip install 'rl-training[plots]'"),
+    ):
+        print(f"{label + ':':16}{value}")
+
+
+def show_plan(resolved: "ResolvedConfig", params: "StrictModel", plan: "TrainingPlan") -> None:
+    """Every value with where it came from, then what the run would do."""
+    table = _table("Config", "key", "value", "from")
+    for path, value in _flat_values(plain_config(resolved.config), params.model_dump(mode="json")):
+        table.add_row(".".join(path), str(value), resolved.sources.get(path, "default"))
+    console = _console()
+    console.print(table)
+    counts = {
+        **plan.details,
+        "env steps": plan.env_steps,
+        "gradient steps": plan.gradient_steps,
+        "evaluations": plan.evaluations,
+        "checkpoints": plan.checkpoints,
+    }
+    planned = _table("\nPlan", "what", "how many")
+    for name, count in counts.items():
+        planned.add_row(name, f"{count:,}" if isinstance(count, int) else count)
+    planned.add_row("memory", f"{plan.memory_bytes / 2**20:.1f} MiB for experience and parameters")
+    console.print(planned)
+
+
+def _flat_values(config: dict[str, Any], params: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in config.items():
+        if name not in ("algo_kwargs", "env_kwargs"):
+            yield (name,), value
+    for section, values in (("algo_kwargs", params), ("env_kwargs", config["env_kwargs"])):
+        yield from (((section, name), value) for name, value in values.items())
+
+
+def show_runs(directory: Path) -> None:
+    """One row per run, the unreadable ones too."""
+    if not directory.is_dir():
+        raise RunDirectoryError(f"{directory} is not a directory")
+    table = _table(f"Runs below {directory}", *_RUN_COLUMNS)
+    for context in find_runs(directory):
+        name = str(context.run_dir.relative_to(directory))
+        try:
+            metadata = read_metadata(context)
+        except RunDirectoryError:
+            table.add_row(*["?"] * 5, "unreadable", name)
+            continue
+        best = metadata.get("best_return")
+        table.add_row(
+            str(metadata.get("algo")),
+            str(metadata.get("env_id")),
+            str(metadata.get("seed")),
+            f"{metadata.get('global_step', 0):,}",
+            "-" if best is None else f"{best:.1f}",
+            str(metadata.get("status")),
+            name,
+        )
+    _console().print(table if table.row_count else f"no runs below {directory}")

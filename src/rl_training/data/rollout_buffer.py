@@ -1,0 +1,168 @@
+"""On-policy storage: one rollout of `num_steps` steps from `num_envs` envs, and its advantages."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+_BATCH_FIELDS = ("obs", "actions", "logprobs", "values", "advantages", "returns")
+
+
+class RolloutBuffer:
+    """Contiguous tensors shaped [step, env, ...].
+
+    `dones[t]` says that the episode ended with step t, `truncated[t]` that a time limit ended it. The observations
+    after truncated steps are kept aside, because their values still count (Pardo et al. 2018).
+    """
+
+    def __init__(
+        self,
+        num_steps: int,
+        num_envs: int,
+        obs_shape: Shape,
+        action_shape: Shape,
+        device: str | torch.device = "cpu",
+        *,
+        obs_dtype: torch.dtype = torch.float32,
+        action_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.num_steps, self.num_envs = num_steps, num_envs
+        self.device = torch.device(device)
+
+        def allocate(shape: Shape = (), dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros((num_steps, num_envs, *shape), dtype=dtype, device=self.device)
+
+        self.obs = allocate(obs_shape, obs_dtype)
+        self.actions = allocate(action_shape, action_dtype)
+        self.rewards, self.values, self.logprobs = allocate(), allocate(), allocate()
+        self.advantages, self.returns = allocate(), allocate()
+        self.dones, self.truncated = allocate(dtype=torch.bool), allocate(dtype=torch.bool)
+        self.bootstrap_values = allocate()  # V(last observation) where truncated, else 0
+        self._last_obs: dict[tuple[int, int], Tensor] = {}  # by (step, env), where truncated
+        self.position = 0
+        # Writing rows through NumPy costs a tenth of what tensor assignment does.
+        self._rows: dict[str, Any] = {
+            name: getattr(self, name).numpy() if self.device.type == "cpu" else getattr(self, name)
+            for name in ("obs", "actions", "rewards", "dones", "truncated", "values", "logprobs")
+        }
+
+    @property
+    def full(self) -> bool:
+        """Whether every step of the rollout is stored."""
+        return self.position == self.num_steps
+
+    def __len__(self) -> int:
+        return self.position * self.num_envs
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all tensors; on the device "meta" they are counted without being allocated."""
+        return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
+
+    def reset(self) -> None:
+        """Forget the rollout; the memory is written again."""
+        self.position = 0
+        self.truncated.zero_()
+        self.bootstrap_values.zero_()
+        self._last_obs.clear()
+
+    def add(
+        self,
+        *,
+        obs: Any,
+        actions: Any,
+        rewards: Any,
+        dones: Any,
+        values: Any = None,
+        logprobs: Any = None,
+        truncated: Any = None,
+        last_obs: Any = None,
+    ) -> None:
+        """Store one step of every env; arguments are shaped [env, ...].
+
+        `values` and `logprobs` may come later for the whole rollout. `truncated` marks the endings by time limit, for
+        which `last_obs` must hold the observation after the step; without it every ending is final.
+        """
+        if self.full:
+            raise IndexError(f"the rollout already holds its {self.num_steps} steps: reset() it first")
+        given = {"obs": obs, "actions": actions, "rewards": rewards, "dones": dones}
+        given |= {"values": values, "logprobs": logprobs, "truncated": truncated}
+        for name, value in given.items():
+            if value is not None:
+                row = self._rows[name]
+                row[self.position] = value if isinstance(row, np.ndarray) else torch.as_tensor(value)
+        if truncated is not None:
+            self._keep_last_obs(truncated, last_obs)
+        self.position += 1
+
+    def _keep_last_obs(self, truncated: Any, last_obs: Any) -> None:
+        for env in np.flatnonzero(truncated):
+            last = torch.as_tensor(last_obs[env]).to(self.obs.device, self.obs.dtype, copy=True)
+            self._last_obs[self.position, int(env)] = last
+
+    def cut(self, last_obs: Any) -> None:
+        """Treat the running episodes as truncated after the newest step, because they will not be continued."""
+        self.position -= 1
+        running = ~self.dones[self.position]
+        self.truncated[self.position] |= running
+        self.dones[self.position] = True
+        self._keep_last_obs(running.cpu().numpy(), last_obs)
+        self.position += 1
+
+    def truncated_last_obs(self) -> Tensor:
+        """The observations after the truncated steps, [ending, ...], in the order of `truncated.nonzero()`."""
+        if not self._last_obs:
+            return self.obs.new_empty((0, *self.obs.shape[2:]))
+        return torch.stack([self._last_obs[key] for key in sorted(self._last_obs)])
+
+    def compute_returns_and_advantages(self, *, last_values: Tensor, gamma: float, gae_lambda: float) -> None:
+        """Generalised advantage estimation (Schulman et al. 2016); `last_values` [env] follow the newest step."""
+        steps = self.position
+        next_values = torch.cat([self.values[1:steps], last_values.reshape(1, -1).to(self.values)])
+        next_values = torch.where(self.dones[:steps], self.bootstrap_values[:steps], next_values)
+        deltas = self.rewards[:steps] + gamma * next_values - self.values[:steps]
+        carry = gamma * gae_lambda * (~self.dones[:steps]).float()
+        self.advantages[:steps] = _discounted_sums(deltas, carry)
+        self.returns[:steps] = self.advantages[:steps] + self.values[:steps]
+
+    def iter_minibatches(
+        self, *, minibatch_size: int, shuffle: bool, generator: np.random.Generator | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """Flat batches over all stored transitions, each once; the last one may be smaller."""
+        fields = {name: getattr(self, name)[: self.position].flatten(0, 1) for name in _BATCH_FIELDS}
+        if shuffle:
+            order = (generator or np.random.default_rng()).permutation(len(self))
+            index = torch.from_numpy(order).to(self.device)
+            fields = {name: field[index] for name, field in fields.items()}
+        for start in range(0, len(self), minibatch_size):
+            yield {name: field[start : start + minibatch_size] for name, field in fields.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The steps stored so far; empty between rollouts."""
+        if self.position == 0:
+            return {"position": 0}
+        stored = {name: getattr(self, name)[: self.position].clone() for name in self._rows}
+        return {"position": self.position, "last_obs": self.truncated_last_obs(), **stored}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on filling the rollout where `state` stopped."""
+        self.reset()
+        self.position = int(state["position"])
+        if self.position:
+            for name in self._rows:
+                getattr(self, name)[: self.position] = state[name].to(self.device)
+            endings = [(int(step), int(env)) for step, env in self.truncated.nonzero()]
+            self._last_obs = dict(zip(endings, state["last_obs"].to(self.device), strict=True))
+
+
+def _discounted_sums(deltas: Tensor, carry: Tensor) -> Tensor:
+    """sums[t] = deltas[t] + carry[t] * sums[t + 1], backwards; in NumPy, whose small operations are cheap."""
+    sums = deltas.cpu().numpy().copy()
+    factors = carry.cpu().numpy()
+    for step in range(len(sums) - 2, -1, -1):
+        sums[step] += factors[step] * sums[step + 1]
+    return torch.from_numpy(sums).to(deltas.device)

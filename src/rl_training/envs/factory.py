@@ -1,0 +1,74 @@
+"""Environments from a config: single ones for evaluation, a vector for training. Errors say what would work."""
+
+import os
+import signal
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.error import DependencyNotInstalled, Error, NameNotFound, NamespaceNotFound, VersionNotFound
+from gymnasium.wrappers import RecordEpisodeStatistics
+
+from rl_training.envs.probes import register_probes
+from rl_training.envs.vector import AnyEnv, AsyncEpisodeVectorEnv, EpisodeVectorEnv, SyncEpisodeVectorEnv
+from rl_training.errors import EnvironmentSetupError
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.validation import nearest_name
+
+# Which extra of this package brings the simulator that an environment's module needs.
+_EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "atari": "atari"}
+
+
+def make_env(config: TrainConfig, env_index: int) -> AnyEnv:
+    """One environment that reports return and length in `info["episode"]`; the caller closes it."""
+    env = _make(config.env_id, config.env_kwargs)
+    env.action_space.seed(config.seed + env_index)
+    return RecordEpisodeStatistics(env)
+
+
+def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
+    """`num_envs` copies behind one interface, autoreset off; the caller closes it."""
+    if config.vectorization == "sync":
+        env_fn = partial(_make, config.env_id, config.env_kwargs)
+        return SyncEpisodeVectorEnv([env_fn] * config.num_envs, config.seed)
+    _make(config.env_id, config.env_kwargs).close()  # fail here, not in a worker
+    worker_fn = partial(_make_in_worker, config.env_id, config.env_kwargs, os.getpid())
+    return AsyncEpisodeVectorEnv([worker_fn] * config.num_envs, config.seed)
+
+
+def _make(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
+    register_probes()
+    try:
+        return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
+    except DependencyNotInstalled as error:
+        raise EnvironmentSetupError(f"{env_id}: {_missing_dependency(env_id, error)}") from None
+    except (NameNotFound, NamespaceNotFound, VersionNotFound) as error:
+        raise EnvironmentSetupError(_unknown_env(env_id, error)) from None
+    except ModuleNotFoundError as error:
+        raise EnvironmentSetupError(f"{env_id}: no module named '{error.name}'") from None
+    except (TypeError, Error) as error:
+        reason = str(error).splitlines()[0]
+        raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {reason}") from error
+
+
+def _make_in_worker(env_id: str, env_kwargs: dict[str, Any], owner: int) -> AnyEnv:
+    if os.getpid() != owner:
+        # Ctrl-C reaches the whole process group; the owner decides when its workers stop.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return _make(env_id, env_kwargs)
+
+
+def _unknown_env(env_id: str, error: Error) -> str:
+    nearest = nearest_name(env_id, gymnasium.registry)
+    if nearest:
+        return f"unknown environment '{env_id}'; did you mean '{nearest}'?"
+    return f"unknown environment '{env_id}': {str(error).splitlines()[0]}"
+
+
+def _missing_dependency(env_id: str, error: Error) -> str:
+    spec = gymnasium.registry.get(env_id)
+    home = f"{spec.entry_point if spec else ''} {error}".lower()
+    for module, extra in _EXTRAS.items():
+        if module in home:
+            return f"needs an extra: pip install 'rl-training[{extra}]'"
+    return str(error).splitlines()[0]

@@ -1,0 +1,167 @@
+"""Tiny environments with a known value and policy. A correct algorithm solves each in seconds.
+
+They isolate one thing at a time: value only, value by observation, discounting, policy, policy by observation, time
+limits, continuous actions. Ids are `rl_training/Probe...-v0`; any command takes them.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+Obs = npt.NDArray[np.float32]
+Step = tuple[Obs, float, bool, bool, dict[str, Any]]
+
+# Asymmetric on purpose: an algorithm that assumes symmetric bounds cannot reach the optimum.
+CONTINUOUS_LOW, CONTINUOUS_HIGH = (0.0, -3.0), (1.0, 10.0)
+CONTINUOUS_OPTIMUM = (0.75, 5.0)
+
+
+class ProbeEnv(gymnasium.Env[Obs, Any]):
+    """What the probes share: one observed number, and episodes whose length is known."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space: spaces.Space[Any] = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def observe(self) -> Obs:
+        """The current number, in memory of its own."""
+        return np.array([self.value], dtype=np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        """Start an episode at the number `first_value` gives."""
+        super().reset(seed=seed, options=options)
+        self.value = self.first_value()
+        return self.observe(), {}
+
+    def first_value(self) -> float:
+        """What a new episode shows."""
+        return 0.0
+
+    def random_sign(self) -> float:
+        """-1 or +1, from the episode's own seed."""
+        return float(self.np_random.integers(2) * 2 - 1)
+
+
+class ConstantRewardProbe(ProbeEnv):
+    """One step, reward 1: V(0) = 1."""
+
+    def step(self, action: Any) -> Step:
+        """End the episode."""
+        del action
+        return self.observe(), 1.0, True, False, {}
+
+
+class ObservedRewardProbe(ProbeEnv):
+    """One step, reward equal to the observation: V(o) = o."""
+
+    def first_value(self) -> float:
+        """-1 or +1."""
+        return self.random_sign()
+
+    def step(self, action: Any) -> Step:
+        """End the episode."""
+        del action
+        return self.observe(), self.value, True, False, {}
+
+
+class DiscountProbe(ProbeEnv):
+    """Two steps, reward 1 after the second: V(1) = 1, V(0) = gamma."""
+
+    def step(self, action: Any) -> Step:
+        """Move from 0 to 1, then end."""
+        del action
+        if self.value == 1.0:
+            return self.observe(), 1.0, True, False, {}
+        self.value = 1.0
+        return self.observe(), 0.0, False, False, {}
+
+
+class ActionRewardProbe(ProbeEnv):
+    """One step, reward +1 for action 1 and -1 for action 0: the best return is 1."""
+
+    def step(self, action: Any) -> Step:
+        """Reward the action and end."""
+        return self.observe(), 1.0 if action == 1 else -1.0, True, False, {}
+
+
+class MatchProbe(ProbeEnv):
+    """One step, reward +1 when the action tells the observation's sign, else -1: the best return is 1."""
+
+    def first_value(self) -> float:
+        """-1 or +1."""
+        return self.random_sign()
+
+    def step(self, action: Any) -> Step:
+        """Reward the match and end."""
+        return self.observe(), 1.0 if (action == 1) == (self.value > 0) else -1.0, True, False, {}
+
+
+class TimeLimitProbe(ProbeEnv):
+    """Reward 1 for ever, cut by a time limit of 5 steps that the observation does not show: V = 1 / (1 - gamma)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elapsed = 0
+
+    def first_value(self) -> float:
+        """Always 0, whatever the elapsed time."""
+        self.elapsed = 0
+        return 0.0
+
+    def step(self, action: Any) -> Step:
+        """Count towards the limit."""
+        del action
+        self.elapsed += 1
+        return self.observe(), 1.0, False, self.elapsed == 5, {}
+
+
+class ContinuousProbe(ProbeEnv):
+    """One step, asymmetric bounds, reward minus the squared distance to a point inside: the best return is 0."""
+
+    action_space = spaces.Box(np.array(CONTINUOUS_LOW, np.float32), np.array(CONTINUOUS_HIGH, np.float32))
+
+    def step(self, action: Any) -> Step:
+        """Reward closeness, measured in halves of each dimension's range."""
+        half_range = (np.array(CONTINUOUS_HIGH) - np.array(CONTINUOUS_LOW)) / 2
+        distance = (np.asarray(action) - np.array(CONTINUOUS_OPTIMUM)) / half_range
+        return self.observe(), -float(np.square(distance).sum()), True, False, {}
+
+
+class ContinuousMatchProbe(ContinuousProbe):
+    """As `ContinuousProbe`, but only the first dimension counts, and its optimum is 0.25 or 0.75 by observation."""
+
+    def first_value(self) -> float:
+        """-1 or +1."""
+        return self.random_sign()
+
+    def step(self, action: Any) -> Step:
+        """Reward closeness of the first dimension."""
+        distance = (float(action[0]) - (0.5 + 0.25 * self.value)) / 0.5
+        return self.observe(), -(distance**2), True, False, {}
+
+
+PROBES: dict[str, type[ProbeEnv]] = {
+    f"rl_training/{probe.__name__}-v0": probe
+    for probe in (
+        ConstantRewardProbe,
+        ObservedRewardProbe,
+        DiscountProbe,
+        ActionRewardProbe,
+        MatchProbe,
+        TimeLimitProbe,
+        ContinuousProbe,
+        ContinuousMatchProbe,
+    )
+}
+
+
+def register_probes() -> None:
+    """Make the probes known to Gymnasium; calling it again changes nothing."""
+    for env_id, probe in PROBES.items():
+        if env_id not in gymnasium.registry:
+            gymnasium.register(env_id, entry_point=f"{__name__}:{probe.__name__}")

@@ -1,0 +1,48 @@
+"""Everything this package raises on purpose. Each message says what was given, what is allowed, what to do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class RLTrainingError(Exception):
+    """The root: `except RLTrainingError` catches whatever the user can put right."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a config: where, and what would be right."""
+
+    path: tuple[str, ...]
+    text: str
+
+
+class ConfigError(RLTrainingError, ValueError):
+    """A config that cannot be trained, with every problem found in it."""
+
+    def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
+
+class EnvironmentSetupError(RLTrainingError):
+    """An environment that cannot be made, or whose spaces are not supported."""
+
+
+class CheckpointError(RLTrainingError):
+    """A checkpoint that is missing, damaged, unsafe or of another format."""
+
+
+class RunDirectoryError(RLTrainingError):
+    """A run directory that cannot be created, opened or written."""
+
+
+class TrainingStateError(RLTrainingError):
+    """A call that the state of a trainer or model does not allow, such as training it twice."""
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """A signal ended the run after its state was saved. Uncaught, it ends the program as Ctrl-C does."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number

@@ -1,0 +1,22 @@
+"""What a run is: its config, its directory, its checkpoints, and the manager that starts and resumes it."""
+
+from typing import TYPE_CHECKING
+
+from rl_training._lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
+    from rl_training.experiment.default_manager import DefaultExperimentManager
+    from rl_training.experiment.registry import AlgorithmSpec, get_algorithm_spec
+
+__all__ = ["AlgorithmSpec", "DefaultExperimentManager", "TrainConfig", "get_algorithm_spec"]
+
+__getattr__ = lazy_attributes(
+    __name__,
+    {
+        "AlgorithmSpec": "rl_training.experiment.registry",
+        "DefaultExperimentManager": "rl_training.experiment.default_manager",
+        "TrainConfig": "rl_training.experiment.config",
+        "get_algorithm_spec": "rl_training.experiment.registry",
+    },
+)

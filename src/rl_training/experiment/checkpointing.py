@@ -1,0 +1,146 @@
+"""Checkpoints: staged, flushed, described by a manifest with SHA-256, renamed into place; read without running code."""
+
+import hashlib
+import io
+import json
+import pickle
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_training.errors import CheckpointError
+from rl_training.experiment.files import write_atomically, write_text
+
+FORMAT_VERSION = 1
+BEST_NAME = "best.pt"
+_STEP_NAME = re.compile(r"step_(\d+)\.pt")
+
+
+@dataclass(frozen=True)
+class CheckpointState:
+    """A whole run between two steps, as tensors and plain values."""
+
+    algorithm_state: dict[str, Any]
+    buffer_state: dict[str, Any]
+    trainer_state: dict[str, Any]
+    config: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+def manifest_path(path: Path) -> Path:
+    """Where a checkpoint's manifest lies."""
+    return path.with_name(path.name + ".manifest.json")
+
+
+def save_checkpoint(path: Path | str, state: CheckpointState) -> Path:
+    """Write a checkpoint so that at every moment the file at `path` is whole and its manifest fits it."""
+    target = Path(path)
+    memory = io.BytesIO()
+    torch.save({name: getattr(state, name) for name in CheckpointState.__dataclass_fields__}, memory)
+    content = memory.getvalue()
+    manifest = {
+        "format": FORMAT_VERSION,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "size": len(content),
+    }
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            # Until the rename below, the old content is the valid one: the new manifest vouches for both.
+            manifest["replaces"] = hashlib.sha256(target.read_bytes()).hexdigest()
+        write_text(manifest_path(target), json.dumps(manifest, indent=2) + "\n")
+        write_atomically(target, lambda file: file.write(content))
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {target} cannot be written: {error}") from error
+    return target
+
+
+def load_checkpoint(path: Path | str) -> CheckpointState:
+    """Read a checkpoint, refusing one that is damaged, of a newer format, or that holds anything but data."""
+    target = Path(path)
+    try:
+        content = target.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {target} cannot be read: {error.strerror}") from None
+    _verify(target, content)
+    try:
+        values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"checkpoint {target} is refused: it is damaged or holds code ({reason})") from None
+    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise CheckpointError(f"checkpoint {target} is damaged: {str(error).splitlines()[0]}") from None
+    names = set(CheckpointState.__dataclass_fields__)
+    if not isinstance(values, dict) or set(values) != names:
+        raise CheckpointError(f"checkpoint {target} is not ours: expected the keys {', '.join(sorted(names))}")
+    return CheckpointState(**values)
+
+
+def _verify(path: Path, content: bytes) -> None:
+    manifest_file = manifest_path(path)
+    if not manifest_file.exists():
+        warnings.warn(f"{path} has no manifest beside it, so damage cannot be noticed", stacklevel=3)
+        return
+    manifest = _read_manifest(manifest_file)
+    if manifest["format"] > FORMAT_VERSION:
+        raise CheckpointError(
+            f"checkpoint {path} has format {manifest['format']}, this version reads up to {FORMAT_VERSION}: upgrade"
+        )
+    digest = hashlib.sha256(content).hexdigest()
+    if digest not in (manifest["sha256"], manifest.get("replaces")):
+        raise CheckpointError(
+            f"checkpoint {path} is damaged: {len(content)} bytes with another SHA-256 than its manifest says"
+        )
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        return {"format": int(manifest["format"]), **manifest}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"manifest {path} is damaged: {error!r}") from None
+
+
+def step_checkpoints(directory: Path) -> list[Path]:
+    """The checkpoints named by step, newest first."""
+    found = [(int(match[1]), path) for path, match in _step_names(directory)]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _step_names(directory: Path) -> Iterator[tuple[Path, re.Match[str]]]:
+    for path in directory.glob("step_*.pt"):
+        match = _STEP_NAME.fullmatch(path.name)
+        if match:
+            yield path, match
+
+
+def find_checkpoint(path: Path | str, *, best: bool = False) -> Path:
+    """The checkpoint meant by a file or a run directory: that file, or the directory's newest intact (or best) one."""
+    target = Path(path)
+    if not target.is_dir():
+        return target
+    directory = target / "checkpoints" if (target / "checkpoints").is_dir() else target
+    candidates = [directory / BEST_NAME] if best else step_checkpoints(directory)
+    refused = []
+    for candidate in candidates:
+        try:
+            load_checkpoint(candidate)
+        except CheckpointError as error:
+            refused.append(str(error))
+        else:
+            for reason in refused:
+                warnings.warn(f"{reason}; using {candidate.name} instead", stacklevel=2)
+            return candidate
+    raise CheckpointError(f"no intact checkpoint in {directory}" + "".join(f"; {reason}" for reason in refused))
+
+
+def prune_checkpoints(directory: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints; the best one has a name of its own and stays."""
+    for path in step_checkpoints(directory)[keep:]:
+        path.unlink(missing_ok=True)
+        manifest_path(path).unlink(missing_ok=True)

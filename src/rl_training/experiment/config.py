@@ -1,0 +1,94 @@
+"""`TrainConfig`: everything that defines a run. Algorithm values live in `algo_kwargs`, the env's in `env_kwargs`."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, Field
+
+from rl_training.experiment.validation import (
+    Float,
+    Int,
+    PositiveInt,
+    StrictModel,
+    validate_section,
+)
+
+ParamsT = TypeVar("ParamsT", bound=StrictModel)
+
+
+def _plain(value: Any) -> Any:
+    """Refuse what could not be written to YAML and read back."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError(f"keys must be strings, got {list(value)}")
+        return {key: _plain(item) for key, item in value.items()}
+    raise ValueError(f"holds a {type(value).__name__}; only plain values (numbers, strings, lists, maps) are kept")
+
+
+def _checked_plain(values: dict[str, Any]) -> dict[str, Any]:
+    _plain(values)
+    return values
+
+
+def _known_device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise ValueError("allowed: auto, cpu, cuda, cuda:N, mps")
+    return name
+
+
+PlainDict = Annotated[dict[str, Any], AfterValidator(_checked_plain)]
+Name = Annotated[str, Field(strict=True, min_length=1)]
+
+
+class TrainConfig(StrictModel):
+    """One training run. Every interval counts env steps, all envs together."""
+
+    algo: Name
+    """Registered algorithm, such as `ppo`."""
+    env_id: Name
+    """Gymnasium id; `module:Id-v0` imports the module first."""
+    seed: Annotated[Int, Field(ge=0, le=2**63 - 1)] = 1
+    total_timesteps: PositiveInt = 100_000
+    """Budget in env steps."""
+    output_dir: Path = Path("runs")
+    device: Annotated[Name, AfterValidator(_known_device)] = "auto"
+    num_envs: PositiveInt = 1
+    vectorization: Literal["sync", "async"] = "sync"
+    """`sync` steps the envs in this process, `async` in one process each; the trajectories are the same."""
+    num_threads: PositiveInt = 1
+    """Threads for matrix products; small networks are fastest on one."""
+    eval_episodes: Annotated[Int, Field(ge=0)] = 5
+    """Episodes per evaluation; 0 switches evaluation off."""
+    eval_interval: Annotated[Int, Field(ge=0)] = 10_000
+    """Env steps between evaluations; 0 evaluates at the end only."""
+    log_interval: PositiveInt = 1_000
+    checkpoint_interval: Annotated[Int, Field(ge=0)] = 50_000
+    """Env steps between checkpoints; 0 saves by wall time and at the end only."""
+    checkpoint_seconds: Annotated[Float, Field(ge=0.0)] = 300.0
+    """Wall time between checkpoints; 0 saves by env steps and at the end only."""
+    keep_checkpoints: PositiveInt = 3
+    """How many of the newest checkpoints stay on disk, the best one aside."""
+    tags: tuple[str, ...] = ()
+    algo_kwargs: PlainDict = Field(default_factory=dict)
+    env_kwargs: PlainDict = Field(default_factory=dict)
+
+
+def plain_config(config: TrainConfig) -> dict[str, Any]:
+    """The config as plain values, ready for YAML, JSON or a checkpoint."""
+    plain: dict[str, Any] = _plain(config.model_dump(exclude={"output_dir"}))
+    return {**plain, "output_dir": str(config.output_dir)}
+
+
+def resolve_params(model: type[ParamsT], config: TrainConfig) -> ParamsT:
+    """The algorithm's parameters out of `algo_kwargs`, validated."""
+    return validate_section(model, config.algo_kwargs, "algo_kwargs")
+
+
+def with_resolved_params(config: TrainConfig, params: StrictModel) -> TrainConfig:
+    """The config with every algorithm parameter written out, defaults too."""
+    return config.model_copy(update={"algo_kwargs": params.model_dump(mode="json")})

@@ -1,0 +1,143 @@
+"""Run directories: their names, their creation, and what `metadata.json` says about a run."""
+
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl_training.errors import RunDirectoryError
+from rl_training.experiment.config import TrainConfig, plain_config
+from rl_training.experiment.files import write_text
+
+METRICS_FILE = "metrics.jsonl"
+METADATA_FILE = "metadata.json"
+CURVE_FILE = "learning_curve.png"
+_MAX_NAME = 80  # characters per part, so that a whole id stays below file-system limits
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """One run's place on disk."""
+
+    run_id: str
+    run_dir: Path
+    checkpoints_dir: Path
+    tensorboard_dir: Path
+    config_path: Path
+    metadata_path: Path
+
+    @property
+    def metrics_path(self) -> Path:
+        """One JSON object per line: the truth about what was measured."""
+        return self.run_dir / METRICS_FILE
+
+
+def slug(name: str) -> str:
+    """The name as one path component: letters, digits, dots, dashes and underscores, never empty or hidden."""
+    cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:_MAX_NAME].strip(".-")
+    return cleaned or "unnamed"
+
+
+def context_of(run_dir: Path) -> RunContext:
+    """The places inside a run directory, whether or not it exists."""
+    return RunContext(
+        run_id=run_dir.name,
+        run_dir=run_dir,
+        checkpoints_dir=run_dir / "checkpoints",
+        tensorboard_dir=run_dir / "tensorboard",
+        config_path=run_dir / "config.yaml",
+        metadata_path=run_dir / METADATA_FILE,
+    )
+
+
+def create_run_context(config: TrainConfig, run_suffix: str | None = None) -> RunContext:
+    """Create a new run directory below `output_dir`; two runs never share one."""
+    suffix = slug(run_suffix) if run_suffix is not None else _unique_suffix()
+    run_id = f"{slug(config.algo)}__{slug(config.env_id)}__seed{config.seed}__{suffix}"
+    root = config.output_dir.resolve()
+    context = context_of(config.output_dir / run_id)
+    if context.run_dir.resolve().parent != root:
+        raise RunDirectoryError(f"{context.run_dir} would lie outside {root}")
+    try:
+        config.output_dir.mkdir(parents=True, exist_ok=True)
+        context.run_dir.mkdir()  # atomic: of two processes, one fails here
+        context.checkpoints_dir.mkdir()
+        context.tensorboard_dir.mkdir()
+    except FileExistsError:
+        if not config.output_dir.is_dir():
+            raise RunDirectoryError(f"output directory {config.output_dir} is a file") from None
+        raise RunDirectoryError(
+            f"{context.run_dir} exists: choose another suffix, or continue it with `rl-training resume`"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"output directory {config.output_dir} cannot be written: {error}") from None
+    return context
+
+
+def _unique_suffix() -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def check_output_dir(config: TrainConfig) -> None:
+    """Refuse, before anything is built, an output directory that could not take a run."""
+    existing = config.output_dir.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        raise RunDirectoryError(f"output directory {config.output_dir}: {existing} is a file")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise RunDirectoryError(f"output directory {config.output_dir}: {existing} is not writable")
+
+
+def write_config(context: RunContext, config: TrainConfig) -> None:
+    """Write `config.yaml`, which `train --config` reads back."""
+    write_text(context.config_path, yaml.safe_dump(plain_config(config), sort_keys=False))
+
+
+def read_metadata(context: RunContext) -> dict[str, Any]:
+    """What `metadata.json` says."""
+    try:
+        values = json.loads(context.metadata_path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{context.run_dir} is not a run directory: {error}") from None
+    if not isinstance(values, dict):
+        raise RunDirectoryError(f"{context.metadata_path} does not hold a JSON object")
+    return values
+
+
+def update_metadata(context: RunContext, **changes: Any) -> None:
+    """Change some entries of `metadata.json`, creating it if needed."""
+    values = read_metadata(context) if context.metadata_path.exists() else {}
+    write_text(context.metadata_path, json.dumps({**values, **changes}, indent=2) + "\n")
+
+
+def read_metrics(context: RunContext) -> list[dict[str, Any]]:
+    """The lines of the metrics file; a last line that a crash has torn is left out."""
+    if not context.metrics_path.exists():
+        return []
+    rows: list[dict[str, Any]] = []
+    for line in context.metrics_path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def truncate_metrics(context: RunContext, step: int) -> None:
+    """Drop what was measured after `step`, because it will be measured again."""
+    kept = [row for row in read_metrics(context) if row["step"] <= step]
+    write_text(context.metrics_path, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+def find_runs(root: Path) -> Iterator[RunContext]:
+    """Every run directory below `root`, `root` itself included."""
+    for path in sorted(root.rglob(METADATA_FILE)):
+        yield context_of(path.parent)

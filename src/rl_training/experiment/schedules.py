@@ -1,0 +1,48 @@
+"""Values that change over a run, as pure functions of the env step and the planned budget."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer
+
+from rl_training.experiment.validation import Float, StrictModel
+
+
+class Schedule(StrictModel):
+    """`constant` keeps `start`; `linear` goes from `start` to `end` over the planned budget."""
+
+    schedule: Literal["constant", "linear"] = "constant"
+    start: Float
+    end: Float = 0.0
+
+    def value(self, step: int, total_steps: int) -> float:
+        """The value at env step `step` of a run planned for `total_steps`."""
+        if self.schedule == "constant":
+            return self.start
+        progress = min(max(step / total_steps, 0.0), 1.0)
+        return self.start + progress * (self.end - self.start)
+
+
+def _from_number(value: Any) -> Any:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return Schedule(start=float(value))
+    if isinstance(value, (dict, Schedule)):
+        return value
+    raise ValueError("give a number, or {schedule: linear, start: 3e-4, end: 0.0}")
+
+
+def _to_number(schedule: Schedule) -> float | dict[str, Any]:
+    if schedule.schedule == "constant":
+        return schedule.start
+    return schedule.model_dump()
+
+
+def _positive(schedule: Schedule) -> Schedule:
+    if schedule.start <= 0.0 or schedule.end < 0.0:
+        raise ValueError("start must be above 0, end must not be negative")
+    return schedule
+
+
+# In a config: a plain number is a constant; written back as it is shortest.
+PositiveSchedule = Annotated[
+    Schedule, BeforeValidator(_from_number), AfterValidator(_positive), PlainSerializer(_to_number)
+]

@@ -1,0 +1,79 @@
+"""The strict base of every config model: unknown keys, types and ranges answered by field, value and remedy."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rl_training.errors import ConfigError, Problem
+
+# YAML has types of its own, so nothing is coerced: 256.9 is no integer, "3" is no number, true is not 1.
+Int = Annotated[int, Field(strict=True)]
+PositiveInt = Annotated[int, Field(strict=True, ge=1)]
+Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]
+UnitFloat = Annotated[float, Field(strict=True, ge=0.0, le=1.0, allow_inf_nan=False)]
+Flag = Annotated[bool, Field(strict=True)]
+
+ModelT = TypeVar("ModelT", bound="StrictModel")
+
+# Where pydantic speaks of Python's types, a config speaks of YAML's.
+_REASONS = {"tuple_type": "give a list", "dict_type": "give a map of names to values"}
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name a user most likely meant, if any is close."""
+    matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def config_error(problems: Iterable[Problem]) -> ConfigError:
+    """One error that tells all problems, each with its dotted field."""
+    found = list(problems)
+    return ConfigError("; ".join(problem.text for problem in found), found)
+
+
+class StrictModel(BaseModel):
+    """A frozen model that refuses unknown keys and raises `ConfigError` instead of pydantic's own error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise config_error(_problems(error, type(self).model_fields)) from None
+
+
+def validate_section(model: type[ModelT], values: dict[str, Any], section: str) -> ModelT:
+    """Build `model` from the values of one section of a config; problems carry the section's name."""
+    try:
+        return model(**values)
+    except ConfigError as error:
+        raise config_error(
+            Problem((section, *problem.path), f"{section}.{problem.text}") for problem in error.problems
+        ) from None
+
+
+def _problems(error: ValidationError, fields: Iterable[str]) -> list[Problem]:
+    known = list(fields)
+    return [_problem(details, known) for details in error.errors(include_url=False)]
+
+
+def _problem(details: Any, known: list[str]) -> Problem:
+    path = tuple(str(part) for part in details["loc"])
+    dotted = ".".join(path)
+    if details["type"] == "extra_forbidden":
+        nearest = nearest_name(path[-1], known) if len(path) == 1 else None
+        remedy = f"did you mean '{nearest}'?" if nearest else f"known here: {', '.join(sorted(known))}"
+        return Problem(path, f"{dotted}: unknown key; {remedy}")
+    if details["type"] == "missing":
+        return Problem(path, f"{dotted}: required")
+    reason = _REASONS.get(details["type"]) or details["msg"].removeprefix("Value error, ")
+    return Problem(path, f"{dotted}={_shown(details['input'])}: {reason[:1].lower()}{reason[1:]}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,33 @@
+"""What a policy gives back, and what acting with one looks like from outside."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class PolicyOutput:
+    """A batch of actions as the policy sees them; [batch] but for the actions, `state` for recurrent policies."""
+
+    actions: Tensor
+    logprobs: Tensor
+    values: Tensor
+    entropy: Tensor
+    state: Tensor | None = None
+
+
+class Policy(Protocol):
+    """Chooses env actions for a batch of observations."""
+
+    def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
+        """Env actions [batch, ...] for observations [batch, ...]."""
+
+
+def stack_obs(observations: list[Any]) -> Array:
+    """Observations of several envs as one batch."""
+    return np.stack([np.asarray(obs) for obs in observations])

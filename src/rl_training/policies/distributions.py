@@ -1,0 +1,131 @@
+"""Action distributions, one per kind of action space: drawn in NumPy while acting, scored in torch while learning.
+
+A distribution also knows how its actions become the env's: the policy lives in its own space, the env in its bounds.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rl_training.errors import EnvironmentSetupError
+from rl_training.policies.base import Array
+from rl_training.policies.flat import FloatArray, Shape
+
+LOG_STD = "log_std"
+SUPPORTED_ACTIONS = "Discrete and Box"
+
+
+class ActionDistribution(Protocol):
+    """What the actor's outputs mean."""
+
+    num_outputs: int
+    """Outputs the actor network needs."""
+    shapes: dict[str, Shape]
+    """Parameters of the distribution itself, beside the network's."""
+    action_shape: Shape
+    action_dtype: torch.dtype
+
+    def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, stream: np.random.Generator) -> Array:
+        """One action per row, drawn from `stream`."""
+
+    def mode(self, outputs: FloatArray) -> Array:
+        """The likeliest action per row."""
+
+    def to_env(self, actions: Array) -> Array:
+        """What the env receives for these actions."""
+
+    def score(self, params: Mapping[str, Tensor], outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies, both [batch]."""
+
+
+class Categorical:
+    """A softmax over the actions of a Discrete space."""
+
+    def __init__(self, space: spaces.Discrete) -> None:
+        self.num_outputs = int(space.n)
+        self.shapes: dict[str, Shape] = {}
+        self.action_shape: Shape = ()
+        self.action_dtype = torch.int64
+        self._start = int(space.start)
+
+    def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, stream: np.random.Generator) -> Array:
+        """One action per row, by the Gumbel-max trick: no normalisation needed."""
+        del params
+        drawn: Array = (outputs + stream.gumbel(size=outputs.shape)).argmax(axis=1)
+        return drawn
+
+    def mode(self, outputs: FloatArray) -> Array:
+        """The likeliest action per row."""
+        likeliest: Array = outputs.argmax(axis=1)
+        return likeliest
+
+    def to_env(self, actions: Array) -> Array:
+        """Count from the space's own start."""
+        return actions + self._start
+
+    def score(self, params: Mapping[str, Tensor], outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies, both [batch]."""
+        del params
+        logprobs = torch.log_softmax(outputs, dim=1)
+        entropies = -(logprobs.exp() * logprobs).sum(dim=1)
+        return logprobs.gather(1, actions.unsqueeze(1)).squeeze(1), entropies
+
+
+class DiagonalGaussian:
+    """Independent normals with a learned spread that does not depend on the observation.
+
+    Where both bounds are finite, -1 and 1 stand for them; the draw itself is unbounded, and clipped for the env only.
+    """
+
+    def __init__(self, space: spaces.Box) -> None:
+        self.num_outputs = int(np.prod(space.shape))
+        self.shapes: dict[str, Shape] = {LOG_STD: (self.num_outputs,)}
+        self.action_shape: Shape = (self.num_outputs,)
+        self.action_dtype = torch.float32
+        self._env_shape, self._env_dtype = space.shape, space.dtype
+        self._low, self._high = space.low.ravel(), space.high.ravel()
+        bounded = np.isfinite(self._low) & np.isfinite(self._high)
+        with np.errstate(invalid="ignore"):
+            self._middle = np.where(bounded, (self._high + self._low) / 2, 0.0).astype(np.float32)
+            self._half_range = np.where(bounded, (self._high - self._low) / 2, 1.0).astype(np.float32)
+
+    def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, stream: np.random.Generator) -> Array:
+        """One unclipped action per row."""
+        noise = stream.standard_normal(outputs.shape, dtype=np.float32)
+        drawn: Array = outputs + noise * np.exp(params[LOG_STD])
+        return drawn
+
+    def mode(self, outputs: FloatArray) -> Array:
+        """The means."""
+        return outputs
+
+    def to_env(self, actions: Array) -> Array:
+        """Scaled to the env's bounds, clipped to them, in its shape."""
+        scaled = np.clip(self._middle + actions * self._half_range, self._low, self._high)
+        return scaled.reshape(len(actions), *self._env_shape).astype(self._env_dtype, copy=False)
+
+    def score(self, params: Mapping[str, Tensor], outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies summed over the action's dimensions, both [batch]."""
+        log_std = params[LOG_STD]
+        deviations = (actions - outputs) * torch.exp(-log_std)
+        log_scale = log_std.sum() + 0.5 * self.num_outputs * math.log(2 * math.pi)
+        logprobs = -0.5 * deviations.square().sum(dim=1) - log_scale
+        entropy = log_scale + 0.5 * self.num_outputs
+        return logprobs, entropy.expand(len(actions))
+
+
+def build_distribution(space: spaces.Space[Any]) -> ActionDistribution:
+    """The distribution for an action space."""
+    if isinstance(space, spaces.Discrete):
+        return Categorical(space)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return DiagonalGaussian(space)
+    raise EnvironmentSetupError(
+        f"action space {type(space).__name__} is not supported by ppo; supported: {SUPPORTED_ACTIONS} of floats. "
+        "Wrap the env with a gymnasium.ActionWrapper"
+    )

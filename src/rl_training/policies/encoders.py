@@ -1,0 +1,48 @@
+"""Observations to features: one flat float32 row per observation, the same for acting and for training."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rl_training.errors import EnvironmentSetupError
+from rl_training.policies.base import Array
+
+SUPPORTED_OBSERVATIONS = "Box (any shape, flattened) and Discrete (one-hot)"
+
+
+class Encoder:
+    """Flattens Box observations, scales images to 0..1, and makes Discrete ones one-hot."""
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        if isinstance(space, spaces.Box):
+            self.size = int(np.prod(space.shape))
+            self.storage_dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
+        elif isinstance(space, spaces.Discrete):
+            self.size = int(space.n)
+            self.storage_dtype = torch.int64
+        else:
+            raise EnvironmentSetupError(
+                f"observation space {type(space).__name__} is not supported; supported: {SUPPORTED_OBSERVATIONS}. "
+                "Wrap the env, for example with gymnasium.wrappers.FlattenObservation"
+            )
+        self.shape: tuple[int, ...] = space.shape or ()
+        self._start = int(space.start) if isinstance(space, spaces.Discrete) else None
+
+    def encode_array(self, obs: Array) -> Array:
+        """Features [batch, size] of observations [batch, ...]."""
+        if self._start is not None:
+            features = np.zeros((len(obs), self.size), dtype=np.float32)
+            features[np.arange(len(obs)), obs - self._start] = 1.0
+            return features
+        features = obs.reshape(len(obs), self.size).astype(np.float32, copy=False)
+        return features / np.float32(255.0) if self.storage_dtype is torch.uint8 else features
+
+    def encode_tensor(self, obs: Tensor) -> Tensor:
+        """Features [batch, size] of stored observations [batch, ...]."""
+        if self._start is not None:
+            return torch.nn.functional.one_hot(obs - self._start, self.size).float()
+        features = obs.reshape(len(obs), self.size).float()
+        return features / 255.0 if self.storage_dtype is torch.uint8 else features

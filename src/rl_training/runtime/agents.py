@@ -1,0 +1,66 @@
+"""A live agent: a learner rebuilt from a config or a checkpoint, ready to predict and to be evaluated."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rl_training.algorithms.base import Learner
+from rl_training.envs.factory import make_env
+from rl_training.errors import CheckpointError
+from rl_training.experiment.checkpointing import CheckpointState
+from rl_training.experiment.config import TrainConfig
+from rl_training.policies.base import Array
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.types import MetricDict
+
+BuildLearner = Callable[[TrainConfig, spaces.Space[Any], spaces.Space[Any]], Learner]
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A learner with the spaces it was built for; `step` says how far it is trained."""
+
+    config: TrainConfig
+    learner: Learner
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    step: int = 0
+
+
+def build_agent(build_learner: BuildLearner, config: TrainConfig, state: CheckpointState | None = None) -> Agent:
+    """An agent on the CPU, untrained or with the weights of `state`."""
+    config = config.model_copy(update={"device": "cpu"})
+    env = make_env(config, 0)
+    observation_space, action_space = env.observation_space, env.action_space
+    env.close()
+    learner = build_learner(config, observation_space, action_space)
+    if state is None:
+        return Agent(config, learner, observation_space, action_space)
+    try:
+        learner.load_state_dict(state.algorithm_state)
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint does not fit {config.algo} on {config.env_id}: {error}") from error
+    return Agent(config, learner, observation_space, action_space, int(state.trainer_state["global_step"]))
+
+
+def evaluate_agent(agent: Agent, num_episodes: int) -> MetricDict:
+    """Play whole episodes with the likeliest actions, on the seeds that training would use at this step."""
+    evaluator = Evaluator(agent.config)
+    try:
+        return evaluator.evaluate(agent.learner.policy, num_episodes, agent.step).metrics
+    finally:
+        evaluator.close()
+
+
+def predict_action(agent: Agent, obs: Any, deterministic: bool = True) -> int | Array:
+    """An env action for one observation, or one per row of a batch; a single discrete action is an `int`."""
+    given = np.asarray(obs)
+    single = given.shape == agent.observation_space.shape
+    actions = agent.learner.policy.predict(given[None] if single else given, deterministic=deterministic)
+    if not single:
+        return actions
+    action: Array = actions[0]
+    return int(action) if isinstance(agent.action_space, spaces.Discrete) else action

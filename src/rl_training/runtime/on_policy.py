@@ -1,0 +1,25 @@
+"""The on-policy loop: collect a rollout, compute its advantages, learn from it, and forget it."""
+
+from rl_training.algorithms.base import OnPolicyLearner
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.runtime.collector import collect_rollout
+from rl_training.runtime.session import TrainingSession
+
+
+def run_on_policy(
+    session: TrainingSession, envs: EpisodeVectorEnv, learner: OnPolicyLearner, rollout: RolloutBuffer
+) -> None:
+    """Train until the session is finished. The budget is used in whole rollouts, so the last one may pass it."""
+    obs, _ = envs.reset()
+    while not session.finished:
+        result = collect_rollout(envs, learner, rollout, obs, interrupted=session.interrupted)
+        obs = result.last_obs
+        session.collected(result)
+        if not rollout.full:
+            return
+        started_at = session.state.global_step - len(rollout)
+        learner.compute_advantages(rollout, obs)
+        update = learner.update(rollout, started_at)
+        rollout.reset()
+        session.updated(update)

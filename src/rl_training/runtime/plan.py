@@ -1,0 +1,44 @@
+"""What a run will do, counted before it starts with the rules that the loops follow."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import psutil
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.intervals import crosses
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Exact counts, but for what a callback, a signal or wall time may change."""
+
+    env_steps: int
+    gradient_steps: int
+    evaluations: int
+    checkpoints: int
+    memory_bytes: int
+    """Estimated for experience, parameters and optimizer; the envs and libraries come on top."""
+    details: Mapping[str, int | str]
+    """What only this kind of algorithm has, by name."""
+
+
+def count_events(interval: int, boundaries: Iterable[int]) -> int:
+    """How often something happens that is due every `interval` env steps, and always at the end."""
+    steps = [0, *boundaries]
+    due = [crosses(interval, before, after) for before, after in pairwise(steps)]
+    return sum(due) + (0 if due[-1] else 1)
+
+
+def count_evaluations(config: TrainConfig, boundaries: Iterable[int]) -> int:
+    """Evaluations of a run whose iterations end at `boundaries`."""
+    return count_events(config.eval_interval, boundaries) if config.eval_episodes else 0
+
+
+def check_memory(num_bytes: int, remedy: str) -> None:
+    """Refuse, before allocating, what does not fit into the memory that is free now."""
+    free = psutil.virtual_memory().available
+    if num_bytes > free:
+        raise ConfigError(f"{num_bytes / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB free: {remedy}")

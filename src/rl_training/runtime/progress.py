@@ -1,0 +1,98 @@
+"""What people see while a run trains: a live display on a terminal, a plain line now and then elsewhere."""
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.collector import CollectResult
+from rl_training.runtime.trainer import TrainerState, TrainResult
+from rl_training.runtime.types import MetricDict
+
+_LINE_SECONDS = 5.0
+
+# (label, metric, format) in the order shown.
+_SHOWN = (
+    ("return", "rollout/ep_rew_mean", ".1f"),
+    ("eval", "eval/mean_reward", ".1f"),
+    ("loss", "train/loss", ".3g"),
+    ("value loss", "train/value_loss", ".3g"),
+)
+
+
+class ProgressDisplay(Callback):
+    """Steps, steps per second, time left, return and losses."""
+
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console or Console(stderr=True)
+        self._clock = clock
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._started_at = self._shown_at = clock()
+        self._started_step = 0
+
+    def on_train_start(self, trainer: TrainerState) -> None:
+        """Open the display."""
+        self._started_at = self._shown_at = self._clock()
+        self._started_step = trainer.global_step
+        config = trainer.config
+        self._console.print(
+            f"Training {trainer.algorithm} on {config.env_id}, seed {config.seed}, in {trainer.run_dir}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        if self._console.is_terminal:
+            self._bar = Progress(
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]} steps/s"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[numbers]}"),
+                console=self._console,
+            )
+            self._task = self._bar.add_task(
+                "", total=config.total_timesteps, completed=trainer.global_step, rate="-", numbers=""
+            )
+            self._bar.start()
+
+    def on_collect_end(self, trainer: TrainerState, result: CollectResult) -> None:
+        """Show the newest numbers."""
+        del result
+        if self._bar is not None:
+            self._bar.update(
+                self._task,
+                completed=min(trainer.global_step, trainer.config.total_timesteps),
+                rate=f"{self._rate(trainer):,.0f}",
+                numbers=_numbers(trainer.metrics),
+            )
+        elif self._clock() - self._shown_at >= _LINE_SECONDS:
+            self._shown_at = self._clock()
+            self._print_line(trainer)
+
+    def on_train_end(self, trainer: TrainerState, result: TrainResult) -> None:
+        """Close the display."""
+        del result
+        if self._bar is not None:
+            self._bar.stop()
+        else:
+            self._print_line(trainer)
+
+    def _rate(self, trainer: TrainerState) -> float:
+        elapsed = max(self._clock() - self._started_at, 1e-6)
+        return (trainer.global_step - self._started_step) / elapsed
+
+    def _print_line(self, trainer: TrainerState) -> None:
+        total, rate = trainer.config.total_timesteps, self._rate(trainer)
+        left = max(total - trainer.global_step, 0) / max(rate, 1e-6)
+        self._console.print(
+            f"{trainer.global_step:,}/{total:,} steps  {rate:,.0f} steps/s  {left:,.0f} s left  "
+            f"{_numbers(trainer.metrics)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _numbers(metrics: MetricDict) -> str:
+    return "  ".join(f"{label} {metrics[name]:{form}}" for label, name, form in _SHOWN if name in metrics)

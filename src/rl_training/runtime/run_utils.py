@@ -1,0 +1,180 @@
+"""What every trainer needs around its loop: the device, the threads, the run directory, its checkpoints."""
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from rl_training import __version__
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
+from rl_training.experiment.config import TrainConfig, plain_config
+from rl_training.experiment.logging import RunLogger
+from rl_training.experiment.runs import (
+    RunContext,
+    context_of,
+    create_run_context,
+    read_metadata,
+    truncate_metrics,
+    update_metadata,
+    write_config,
+)
+from rl_training.runtime.types import MetricDict
+
+
+@dataclass
+class TrainingRun:
+    """An open run directory; `close` it when training ends."""
+
+    run_context: RunContext
+    logger: RunLogger
+
+    def close(self) -> None:
+        """Close the files."""
+        self.logger.close()
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is CUDA when a tiny allocation there works, else the CPU; a named device must work."""
+    if name == "auto":
+        return torch.device("cuda") if torch.cuda.is_available() and _works("cuda") else torch.device("cpu")
+    if name != "cpu" and not _works(name):
+        raise ConfigError(f"device={name!r}: not usable on this machine; use 'auto' or 'cpu'")
+    return torch.device(name)
+
+
+def _works(name: str) -> bool:
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError):  # torch without CUDA support asserts
+        return False
+    return True
+
+
+@contextmanager
+def limited_threads(num_threads: int) -> Iterator[None]:
+    """Let torch and NumPy's BLAS use this many threads, and give back what they had."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        with threadpool_limits(num_threads):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def serialize_train_config(config: TrainConfig) -> dict[str, Any]:
+    """The config as plain values: paths as strings, tags as a list."""
+    return plain_config(config)
+
+
+def create_training_run(config: TrainConfig, run_suffix: str | None = None) -> TrainingRun:
+    """Create the run directory with config and metadata, and open its logger."""
+    context = create_run_context(config, run_suffix)
+    write_config(context, config)
+    update_metadata(context, **_describe_run(context, config))
+    return TrainingRun(context, RunLogger(context))
+
+
+def reopen_training_run(run_dir: Path, config: TrainConfig, step: int) -> TrainingRun:
+    """Open an existing run directory to go on from `step`; what was measured later is dropped."""
+    context = context_of(run_dir)
+    resumed = [*read_metadata(context).get("resumed", []), {"step": step, "at": _now()}]
+    write_config(context, config)
+    truncate_metrics(context, step)
+    update_metadata(context, status="running", ended_at=None, resumed=resumed)
+    return TrainingRun(context, RunLogger(context))
+
+
+def save_training_checkpoint(
+    *,
+    run_context: RunContext,
+    config: TrainConfig,
+    algorithm_state: dict[str, Any],
+    buffer_state: dict[str, Any],
+    trainer_state: dict[str, Any],
+    metrics: MetricDict,
+    name: str | None = None,
+) -> Path:
+    """Write `step_<global_step>.pt`, or `name`, into the run's checkpoint directory."""
+    metadata = {
+        "run_id": run_context.run_id,
+        "metrics": dict(metrics),
+        "versions": versions(),
+        "saved_at": _now(),
+    }
+    state = CheckpointState(
+        algorithm_state=algorithm_state,
+        buffer_state=buffer_state,
+        trainer_state=trainer_state,
+        config=serialize_train_config(config),
+        metadata=metadata,
+    )
+    name = name or f"step_{trainer_state['global_step']}.pt"
+    return save_checkpoint(run_context.checkpoints_dir / name, state)
+
+
+def end_run(context: RunContext, **outcome: Any) -> None:
+    """Write how the run ended into its metadata."""
+    update_metadata(context, ended_at=_now(), **outcome)
+
+
+def versions() -> dict[str, str]:
+    """The versions that decide a result."""
+    return {
+        "rl_training": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "gymnasium": gymnasium.__version__,
+    }
+
+
+def _describe_run(context: RunContext, config: TrainConfig) -> dict[str, Any]:
+    return {
+        "run_id": context.run_id,
+        "status": "running",
+        "algo": config.algo,
+        "env_id": config.env_id,
+        "seed": config.seed,
+        "total_timesteps": config.total_timesteps,
+        "global_step": 0,
+        "started_at": _now(),
+        "ended_at": None,
+        "command": sys.argv,
+        "versions": versions(),
+        "git_commit": _git_commit(),
+        "host": {
+            "name": socket.gethostname(),
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "process": os.getpid(),
+        },
+        "tags": list(config.tags),
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit of the directory the run was started from, marked when it has changes."""
+    try:
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

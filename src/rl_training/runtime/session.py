@@ -1,0 +1,328 @@
+"""What both loops share: counting, logging, evaluation, checkpoints, callbacks, and every way a run can end."""
+
+import signal
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import Learner, UpdateResult
+from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.errors import TrainingInterrupted
+from rl_training.experiment.checkpointing import BEST_NAME, CheckpointState, prune_checkpoints
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.runs import check_output_dir, update_metadata
+from rl_training.runtime.callbacks import Callback, CallbackList
+from rl_training.runtime.collector import CollectResult, Episode, episode_metrics
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.intervals import crosses
+from rl_training.runtime.run_utils import (
+    TrainingRun,
+    create_training_run,
+    end_run,
+    limited_threads,
+    reopen_training_run,
+    save_training_checkpoint,
+)
+from rl_training.runtime.trainer import Status, TrainerState, TrainResult
+from rl_training.runtime.types import MetricDict
+
+_RETURN_WINDOW = 100  # training episodes that `rollout/ep_rew_mean` averages over
+
+
+class Buffer(Protocol):
+    """Experience storage that can be saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is stored."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` stopped."""
+
+
+@dataclass(frozen=True)
+class TrainingParts:
+    """What a trainer wires together; all of it is in a checkpoint."""
+
+    learner: Learner
+    buffer: Buffer
+    envs: EpisodeVectorEnv
+
+
+class TrainingSession:
+    """One run in progress. A loop tells it what it collected and updated; the session does the rest."""
+
+    def __init__(self, config: TrainConfig, parts: TrainingParts, run: TrainingRun, callbacks: CallbackList) -> None:
+        self.config = config
+        self.parts = parts
+        self.callbacks = callbacks
+        self.state = TrainerState(config.algo, run.run_context.run_dir, config)
+        self.last_obs: Any = None
+        self.signal_number: int | None = None
+        self._run = run
+        self._evaluator = Evaluator(config)
+        self._episodes: deque[Episode] = deque(maxlen=_RETURN_WINDOW)
+        self._evaluation: MetricDict = {}
+        self._evaluated_at = -1
+        self._checkpoint_path = run.run_context.checkpoints_dir / "step_0.pt"
+        self._saved_at_step = -1
+        self._saved_at_time = self._logged_at_time = self._started_at_time = time.monotonic()
+        self._logged_at_step = self._iterated_at_step = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is used up, or somebody asked to stop."""
+        return self.state.global_step >= self.config.total_timesteps or self.state.stop_reason is not None
+
+    def interrupted(self) -> bool:
+        """Whether a signal asks to stop between two env steps."""
+        return self.signal_number is not None
+
+    def collected(self, result: CollectResult) -> None:
+        """Count new experience."""
+        self.last_obs = result.last_obs
+        self.state.global_step += result.num_env_steps
+        self.state.num_episodes += result.num_episodes
+        self._episodes.extend(result.episodes)
+        averages = episode_metrics(list(self._episodes))
+        self.state.metrics |= {f"rollout/{name}": value for name, value in averages.items()}
+        self.callbacks.on_collect_end(self.state, result)
+
+    def updated(self, result: UpdateResult) -> None:
+        """Count an update, which ends one iteration of the loop; log, evaluate and save when due."""
+        self.state.num_updates += result.num_gradient_steps
+        self.state.metrics |= {f"train/{name}": value for name, value in result.metrics.items()}
+        self.state.metrics["train/n_updates"] = self.state.num_updates
+        self.callbacks.on_update_end(self.state, result)
+        before, after = self._iterated_at_step, self.state.global_step
+        self._iterated_at_step = after
+        if crosses(self.config.log_interval, before, after):
+            self.log()
+        if crosses(self.config.eval_interval, before, after):
+            self.evaluate()
+        if crosses(self.config.checkpoint_interval, before, after) or self._checkpoint_overdue():
+            self.save()
+
+    def log(self) -> None:
+        """Write the newest metrics."""
+        now, step = time.monotonic(), self.state.global_step
+        elapsed = max(now - self._logged_at_time, 1e-6)
+        self.state.metrics |= {
+            "time/fps": round((step - self._logged_at_step) / elapsed),
+            "time/total_timesteps": step,
+        }
+        self._logged_at_time, self._logged_at_step = now, step
+        self._run.logger.log_metrics(self.state.metrics, step=step)
+
+    def evaluate(self) -> None:
+        """Play evaluation episodes, unless this very state was evaluated before; keep the best checkpoint."""
+        step = self.state.global_step
+        if self.config.eval_episodes == 0 or self._evaluated_at == step:
+            return
+        metrics = self._evaluator.evaluate(self.parts.learner.policy, self.config.eval_episodes, step).metrics
+        self._evaluation, self._evaluated_at = metrics, step
+        named: MetricDict = {
+            "eval/mean_reward": metrics["eval_return_mean"],
+            "eval/std_reward": metrics["eval_return_std"],
+            "eval/mean_ep_length": metrics["eval_length_mean"],
+        }
+        self._run.logger.log_metrics(named, step=step)
+        self.state.metrics |= named
+        if self.state.best_return is None or metrics["eval_return_mean"] > self.state.best_return:
+            self.state.best_return = float(metrics["eval_return_mean"])
+            self._write_checkpoint(name=BEST_NAME)
+        self._note_progress()
+        self.callbacks.on_eval_end(self.state, metrics)
+
+    def _checkpoint_overdue(self) -> bool:
+        limit = self.config.checkpoint_seconds
+        return limit > 0.0 and time.monotonic() - self._saved_at_time >= limit
+
+    def save(self) -> None:
+        """Write a checkpoint of this state, unless it is saved already, and remove old ones."""
+        if self._saved_at_step == self.state.global_step:
+            return
+        self._checkpoint_path = self._write_checkpoint(name=None)
+        self._saved_at_step, self._saved_at_time = self.state.global_step, time.monotonic()
+        prune_checkpoints(self._checkpoint_path.parent, self.config.keep_checkpoints)
+        self._note_progress()
+
+    def _write_checkpoint(self, name: str | None) -> Path:
+        return save_training_checkpoint(
+            run_context=self._run.run_context,
+            config=self.config,
+            algorithm_state=self.parts.learner.state_dict(),
+            buffer_state=self.parts.buffer.state_dict(),
+            trainer_state=self._trainer_state(),
+            metrics=self.final_metrics(),
+            name=name,
+        )
+
+    def _trainer_state(self) -> dict[str, Any]:
+        return {
+            "global_step": self.state.global_step,
+            "num_updates": self.state.num_updates,
+            "num_episodes": self.state.num_episodes,
+            "best_return": self.state.best_return,
+            "metrics": dict(self.state.metrics),
+            "evaluation": dict(self._evaluation),
+            "evaluated_at": self._evaluated_at,
+            "iterated_at": self._iterated_at_step,
+            "episodes": [tuple(episode) for episode in self._episodes],
+            "envs": self.parts.envs.tracker.state_dict(),
+            "last_obs": None if self.last_obs is None else torch.as_tensor(np.array(self.last_obs)),
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Take over the counters of a checkpoint's trainer state; the envs start their next episodes."""
+        self.state.global_step = self._logged_at_step = saved["global_step"]
+        self.state.num_updates = saved["num_updates"]
+        self.state.num_episodes = saved["num_episodes"]
+        self.state.best_return = saved["best_return"]
+        self.state.metrics = dict(saved["metrics"])
+        self._evaluation, self._evaluated_at = dict(saved["evaluation"]), saved["evaluated_at"]
+        self._iterated_at_step = saved["iterated_at"]
+        self._episodes.extend(Episode(*episode) for episode in saved["episodes"])
+
+    def final_metrics(self) -> MetricDict:
+        """What a `TrainResult` reports."""
+        counts: MetricDict = {
+            "global_step": self.state.global_step,
+            "num_updates": self.state.num_updates,
+            "num_episodes": self.state.num_episodes,
+            "eval_episodes": 0,
+        }
+        return {**counts, **self._evaluation}
+
+    def _note_progress(self) -> None:
+        update_metadata(self._run.run_context, global_step=self.state.global_step, best_return=self.state.best_return)
+
+    def finish(self) -> TrainResult:
+        """The loop is over: evaluate, save, and tell everybody."""
+        if not self.interrupted():
+            self.evaluate()
+        if self._logged_at_step != self.state.global_step:
+            self.log()
+        self.save()
+        status: Status = "stopped" if self.state.stop_reason else "completed"
+        return self._end("interrupted" if self.interrupted() else status)
+
+    def fail(self, error: BaseException) -> None:
+        """An exception ended the loop: save what can be saved, and tell everybody; the caller raises the error."""
+        notes = {"error": f"{type(error).__name__}: {error}"}
+        if not isinstance(error, Exception):  # a second Ctrl-C wants out at once
+            end_run(self._run.run_context, status="interrupted", **notes)
+            return
+        try:
+            self.save()
+            self._end("failed", **notes)
+        except Exception as second:  # the first error is the one to raise
+            warnings.warn(f"while ending the failed run: {second!r}", stacklevel=2)
+
+    def _end(self, status: Status, **notes: str) -> TrainResult:
+        result = TrainResult(self.state.run_dir, self._checkpoint_path, self.final_metrics(), status)
+        end_run(
+            self._run.run_context,
+            status=status,
+            stop_reason=self.state.stop_reason,
+            global_step=self.state.global_step,
+            best_return=self.state.best_return,
+            metrics=result.metrics,
+            wall_seconds=round(time.monotonic() - self._started_at_time, 3),
+            **notes,
+        )
+        self.callbacks.on_train_end(self.state, result)
+        return result
+
+    def close(self) -> None:
+        """Release files and evaluation envs."""
+        self._evaluator.close()
+        self._run.close()
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where a run lives and what it starts from."""
+
+    run_suffix: str | None = None
+    checkpoint_state: CheckpointState | None = None
+    callbacks: Iterable[Callback] | None = None
+    run_dir: Path | None = None
+    """Continue in this directory instead of creating one; needs `checkpoint_state`."""
+
+
+def run_training(
+    config: TrainConfig, parts: TrainingParts, loop: Callable[[TrainingSession], None], options: RunOptions
+) -> TrainResult:
+    """Run `loop` inside a session, from the run directory's creation to the last callback."""
+    callbacks = CallbackList(options.callbacks)
+    check_output_dir(config)
+    with limited_threads(config.num_threads):
+        session = _open_session(config, parts, callbacks, options)
+        try:
+            with _stop_signals(session):
+                callbacks.on_train_start(session.state)
+                loop(session)
+                result = session.finish()
+        except BaseException as error:
+            session.fail(error)
+            raise
+        finally:
+            session.close()
+    if session.signal_number is not None:
+        raise TrainingInterrupted(
+            f"interrupted at step {session.state.global_step}; saved {result.checkpoint_path}",
+            session.signal_number,
+        )
+    return result
+
+
+def _open_session(
+    config: TrainConfig, parts: TrainingParts, callbacks: CallbackList, options: RunOptions
+) -> TrainingSession:
+    saved = options.checkpoint_state
+    if saved is not None:  # before any file is made: a state that does not fit is a set-up error
+        parts.learner.load_state_dict(saved.algorithm_state)
+        parts.buffer.load_state_dict(saved.buffer_state)
+        parts.envs.tracker.load_state_dict(saved.trainer_state["envs"])
+    if options.run_dir is not None and saved is not None:
+        run = reopen_training_run(options.run_dir, config, saved.trainer_state["global_step"])
+    else:
+        run = create_training_run(config, options.run_suffix)
+    session = TrainingSession(config, parts, run, callbacks)
+    if saved is not None:
+        session.restore(saved.trainer_state)
+        parent = {"run_id": saved.metadata["run_id"], "step": session.state.global_step}
+        update_metadata(run.run_context, parent=parent)
+    return session
+
+
+@contextmanager
+def _stop_signals(session: TrainingSession) -> Iterator[None]:
+    """The first SIGINT or SIGTERM asks the loop to stop and save, the next one stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del frame
+        if session.signal_number is not None:
+            raise KeyboardInterrupt
+        session.signal_number = number
+        session.state.request_stop(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

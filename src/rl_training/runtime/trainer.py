@@ -1,0 +1,51 @@
+"""What training looks like from outside: a `Trainer` gives a `TrainResult`; callbacks receive a `TrainerState`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.types import MetricDict
+
+Status = Literal["completed", "stopped", "interrupted", "failed"]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Where a run lies, its newest checkpoint, and its final numbers."""
+
+    run_dir: Path
+    checkpoint_path: Path
+    metrics: MetricDict
+    status: Status = "completed"
+
+
+class Trainer(Protocol):
+    """A run that is set up and waits for `train`."""
+
+    def train(self) -> TrainResult:
+        """Train to the end; a trainer trains once."""
+
+
+@dataclass
+class TrainerState:
+    """A run in progress, as callbacks see it."""
+
+    algorithm: str
+    run_dir: Path
+    config: TrainConfig
+    global_step: int = 0
+    """Env steps so far, all envs counted."""
+    num_updates: int = 0
+    """Gradient steps so far."""
+    num_episodes: int = 0
+    """Training episodes finished so far."""
+    best_return: float | None = None
+    """Best mean return of an evaluation so far."""
+    metrics: MetricDict = field(default_factory=dict)
+    """The newest value of everything that is logged."""
+    stop_reason: str | None = None
+
+    def request_stop(self, reason: str) -> None:
+        """End training after the running iteration; the first reason given counts."""
+        self.stop_reason = self.stop_reason or reason

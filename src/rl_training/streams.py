@@ -1,0 +1,22 @@
+"""One seed per run, and a random stream of its own for every purpose. Nothing draws from a global generator."""
+
+import zlib
+
+import numpy as np
+
+_EPISODE_SEED_BITS = 31  # some simulators take their seed as a signed 32-bit integer
+
+
+def _sequence(seed: int, name: str, *key: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence(seed, spawn_key=(zlib.crc32(name.encode()), *key))
+
+
+def make_stream(seed: int, name: str) -> np.random.Generator:
+    """The generator of one purpose; the same (seed, name) always gives the same stream."""
+    return np.random.Generator(np.random.PCG64(_sequence(seed, name)))
+
+
+def derive_seed(seed: int, name: str, *key: int) -> int:
+    """A seed of its own for one item of a purpose, such as (env index, episode number)."""
+    state = _sequence(seed, name, *key).generate_state(1, np.uint64)
+    return int(state[0] >> np.uint64(64 - _EPISODE_SEED_BITS))
