@@ -1,0 +1,37 @@
+"""Fixtures that tests of every room share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.experiment.config import TrainConfig
+
+MakeConfig = Callable[..., TrainConfig]
+
+TINY_PPO = {"num_steps": 16, "minibatch_size": 32, "update_epochs": 2, "hidden_sizes": [8]}
+
+
+@pytest.fixture
+def make_config(tmp_path: Path) -> MakeConfig:
+    """A PPO run on CartPole that takes a fraction of a second; keywords replace fields, `algo_kwargs` adds to them."""
+
+    def make(**changes: Any) -> TrainConfig:
+        values: dict[str, Any] = {
+            "algo": "ppo",
+            "env_id": "CartPole-v1",
+            "seed": 7,
+            "total_timesteps": 128,
+            "output_dir": tmp_path / "runs",
+            "num_envs": 4,
+            "eval_episodes": 2,
+            "eval_interval": 64,
+            "log_interval": 64,
+            "checkpoint_interval": 64,
+            **changes,
+        }
+        values["algo_kwargs"] = {**TINY_PPO, **changes.get("algo_kwargs", {})}
+        return TrainConfig(**values)
+
+    return make
