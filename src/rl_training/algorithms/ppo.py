@@ -1,5 +1,6 @@
 """Proximal policy optimisation (Schulman et al. 2017): its parameters, its losses, and the learner, in that order."""
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -207,7 +208,7 @@ class PPOLearner:
         """Policy, optimizer moments and streams."""
         return {
             "policy": self.policy.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": deepcopy(self._optimizer.state_dict()),  # the moments go on changing in place
             "minibatch_stream": self._stream.bit_generator.state,
         }
 

@@ -11,6 +11,8 @@ def run_on_policy(
     session: TrainingSession, envs: EpisodeVectorEnv, learner: OnPolicyLearner, rollout: RolloutBuffer
 ) -> None:
     """Train until the session is finished. The budget is used in whole rollouts, so the last one may pass it."""
+    if len(rollout):  # resumed in mid-rollout: the reset below gives up the episodes that were running
+        rollout.cut(session.last_obs)
     obs, _ = envs.reset()
     while not session.finished:
         result = collect_rollout(envs, learner, rollout, obs, interrupted=session.interrupted)

@@ -191,6 +191,7 @@ class TrainingSession:
         self.state.metrics = dict(saved["metrics"])
         self._evaluation, self._evaluated_at = dict(saved["evaluation"]), saved["evaluated_at"]
         self._iterated_at_step = saved["iterated_at"]
+        self.last_obs = saved["last_obs"]
         self._episodes.extend(Episode(*episode) for episode in saved["episodes"])
 
     def final_metrics(self) -> MetricDict:

@@ -1,0 +1,146 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rl_training.algorithms.ppo import LOSS_METRICS, PPOLearner
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
+
+OBSERVATIONS = spaces.Box(-1.0, 1.0, (3,))
+DISCRETE: spaces.Space[Any] = spaces.Discrete(3)
+CONTINUOUS: spaces.Space[Any] = spaces.Box(-2.0, 2.0, (2,))
+BOTH_KINDS = pytest.mark.parametrize("action_space", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+
+STEPS, ENVS = 8, 4
+
+
+def make_learner(action_space: spaces.Space[Any] = DISCRETE, **params: Any) -> tuple[PPOLearner, RolloutBuffer]:
+    kwargs = {"num_steps": STEPS, "minibatch_size": 8, "update_epochs": 3, "hidden_sizes": [16], **params}
+    config = TrainConfig(
+        algo="ppo", env_id="none", num_envs=ENVS, total_timesteps=1000, device="cpu", algo_kwargs=kwargs
+    )
+    learner = build_ppo_learner(config, OBSERVATIONS, action_space)
+    return learner, build_rollout(config, learner)
+
+
+def fill(learner: PPOLearner, rollout: RolloutBuffer) -> None:
+    """A rollout of random transitions; env 0 is truncated at step 2, env 1 terminates at step 4."""
+    rng = np.random.default_rng(0)
+    rollout.reset()
+    while not rollout.full:
+        step = rollout.position
+        obs = rng.normal(size=(ENVS, 3)).astype(np.float32)
+        truncated = np.array([step == 2, False, False, False])
+        terminated = np.array([False, step == 4, False, False])
+        rollout.add(
+            obs=obs,
+            actions=learner.act(obs),
+            rewards=rng.normal(size=ENVS),
+            dones=truncated | terminated,
+            truncated=truncated,
+            last_obs=np.full((ENVS, 3), 0.3, np.float32),
+        )
+    learner.compute_advantages(rollout, np.full((ENVS, 3), -0.2, np.float32))
+
+
+@BOTH_KINDS
+def test_the_first_minibatch_has_ratio_1(action_space: spaces.Space[Any]) -> None:
+    learner, rollout = make_learner(action_space, minibatch_size=STEPS * ENVS, update_epochs=1)
+    fill(learner, rollout)
+    metrics = learner.update(rollout, step=0).metrics
+    assert metrics["approx_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["clip_fraction"] == 0.0
+    # With ratio 1 and normalised advantages the surrogate is their mean, 0.
+    assert metrics["policy_gradient_loss"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_bootstraps_come_from_the_values_of_the_true_last_observations() -> None:
+    learner, rollout = make_learner(gamma=0.5, gae_lambda=0.0)
+    fill(learner, rollout)
+    params = learner.policy.layout.tensors(learner.policy.flat)
+    after_limit = learner.policy.values(params, torch.full((1, 3), 0.3)).item()
+    after_rollout = learner.policy.values(params, torch.full((1, 3), -0.2)).item()
+    # With lambda 0 the return is reward + gamma * V(next).
+    rewards, values = rollout.rewards, rollout.values
+    assert rollout.returns[2, 0].item() == pytest.approx(rewards[2, 0].item() + 0.5 * after_limit, abs=1e-5)
+    assert rollout.returns[4, 1].item() == pytest.approx(rewards[4, 1].item(), abs=1e-5)
+    assert rollout.returns[-1, 2].item() == pytest.approx(rewards[-1, 2].item() + 0.5 * after_rollout, abs=1e-5)
+    assert rollout.returns[0, 3].item() == pytest.approx((rewards[0, 3] + 0.5 * values[1, 3]).item(), abs=1e-5)
+
+
+def test_an_update_takes_epochs_times_minibatches_gradient_steps() -> None:
+    learner, rollout = make_learner(minibatch_size=10)
+    fill(learner, rollout)
+    assert learner.update(rollout, step=0).num_gradient_steps == 3 * 4  # 32 transitions: 10, 10, 10 and 2
+
+
+def test_kl_early_stop_skips_all_that_remains_and_counts_what_was_done() -> None:
+    learner, rollout = make_learner(learning_rate=0.05, target_kl=0.01)
+    fill(learner, rollout)
+    steps: list[float] = []
+    original = learner._step
+
+    def counting(batch: Any, clip_coef: float) -> Any:
+        watched = original(batch, clip_coef)
+        steps.append(float(watched[LOSS_METRICS.index("approx_kl")]))
+        return watched
+
+    learner._step = counting  # type: ignore[method-assign]  # counts the real steps
+    taken = learner.update(rollout, step=0).num_gradient_steps
+    assert taken == len(steps) < 12
+    assert steps[-1] > 0.015
+    assert all(kl <= 0.015 for kl in steps[:-1])
+
+
+def test_annealing_reaches_optimizer_and_clip_range() -> None:
+    linear = {"schedule": "linear", "start": 0.4}
+    learner, rollout = make_learner(learning_rate=linear, clip_coef=linear)
+    for step, expected in ((0, 0.4), (500, 0.2), (1000, 0.0)):
+        fill(learner, rollout)
+        before = learner.policy.flat.clone()
+        metrics = learner.update(rollout, step).metrics
+        assert metrics["learning_rate"] == metrics["clip_range"] == pytest.approx(expected)
+        assert torch.equal(before, learner.policy.flat) == (expected == 0.0)
+
+
+def test_adam_runs_with_the_small_epsilon_and_the_clipped_gradient() -> None:
+    learner, rollout = make_learner(max_grad_norm=1e-3, update_epochs=1, minibatch_size=STEPS * ENVS)
+    fill(learner, rollout)
+    metrics = learner.update(rollout, step=0).metrics
+    (moments,) = learner.state_dict()["optimizer"]["state"].values()
+    assert metrics["grad_norm"] > 1e-3
+    # After one step the first moment is a tenth of the gradient that Adam saw.
+    assert torch.linalg.vector_norm(moments["exp_avg"]).item() == pytest.approx(1e-4, rel=1e-2)
+    assert learner.state_dict()["optimizer"]["param_groups"][0]["eps"] == 1e-5
+
+
+def test_the_buffer_keeps_the_unclipped_continuous_action() -> None:
+    learner, rollout = make_learner(CONTINUOUS, log_std_init=2.0)
+    fill(learner, rollout)
+    assert rollout.actions.abs().max() > 1.0  # the policy's bounds are -1 and 1
+    assert np.abs(learner.to_env(rollout.actions.flatten(0, 1).numpy())).max() == 2.0
+
+
+@BOTH_KINDS
+def test_a_learner_goes_on_from_its_state_bit_for_bit(action_space: spaces.Space[Any]) -> None:
+    learner, rollout = make_learner(action_space)
+    copy, _ = make_learner(action_space)
+    fill(learner, rollout)
+    learner.update(rollout, step=0)
+    copy.load_state_dict(learner.state_dict())
+    for one in (learner, copy):
+        fill(one, rollout)
+        one.update(rollout, step=32)
+    assert torch.equal(learner.policy.flat, copy.policy.flat)
+
+
+@pytest.mark.parametrize("size", [1, 31])
+def test_a_minibatch_of_one_keeps_the_weights_finite(size: int) -> None:
+    learner, rollout = make_learner(minibatch_size=size)  # 31 leaves a last minibatch of 1
+    fill(learner, rollout)
+    learner.update(rollout, step=0)
+    assert torch.isfinite(learner.policy.flat).all()

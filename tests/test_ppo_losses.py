@@ -1,0 +1,115 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.ppo import (
+    PPOParams,
+    clip_gradient,
+    clipped_policy_loss,
+    explained_variance,
+    normalize,
+    ppo_loss,
+    value_loss,
+)
+from rl_training.policies.base import PolicyOutput
+
+
+def test_surrogate_takes_the_pessimistic_side_of_the_clip() -> None:
+    ratios = torch.tensor([1.5, 1.5, 0.5, 0.5])
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    # min of clipped and unclipped: 1.2, -1.5, 0.5, -0.8
+    assert clipped_policy_loss(ratios, advantages, 0.2).item() == pytest.approx(0.6 / 4)
+
+
+def test_surrogate_has_no_gradient_beyond_the_clip() -> None:
+    ratios = torch.tensor([1.5, 1.1], requires_grad=True)
+    clipped_policy_loss(ratios, torch.tensor([1.0, 1.0]), 0.2).backward()  # type: ignore[no-untyped-call]  # torch's own
+    assert ratios.grad is not None
+    assert ratios.grad.tolist() == [0.0, -0.5]
+
+
+def test_value_loss_is_half_the_mean_squared_error() -> None:
+    loss = value_loss(torch.tensor([1.0, 3.0]), torch.zeros(2), torch.tensor([2.0, 0.0]), None)
+    assert loss.item() == 0.5 * (1.0 + 9.0) / 2
+
+
+def test_value_clipping_is_around_the_old_values() -> None:
+    values, returns = torch.tensor([2.0]), torch.tensor([2.0])
+    # Limited to one step of 0.5 from the old value, the prediction would be 0.5: the worse of both counts.
+    assert value_loss(values, torch.tensor([0.0]), returns, 0.5).item() == 0.5 * 1.5**2
+    assert value_loss(values, torch.tensor([2.0]), returns, 0.5).item() == 0.0
+    assert value_loss(values, torch.tensor([0.0]), returns, None).item() == 0.0
+
+
+@pytest.mark.parametrize("advantages", [[3.0], [2.0, 2.0, 2.0], [1e-30, -1e-30]])
+def test_normalised_advantages_are_finite_whatever_the_minibatch(advantages: list[float]) -> None:
+    assert torch.isfinite(normalize(torch.tensor(advantages))).all()
+
+
+def test_normalised_advantages_have_mean_0_and_deviation_1() -> None:
+    normalised = normalize(torch.tensor([1.0, 2.0, 3.0, 10.0]))
+    assert normalised.mean().item() == pytest.approx(0.0, abs=1e-6)
+    assert normalised.std().item() == pytest.approx(1.0, abs=1e-6)
+
+
+def output_and_batch() -> tuple[PolicyOutput, dict[str, Tensor]]:
+    """Two samples: ratios 1.25 and 0.5, advantages +1 and -1, values off by 1 and 3, entropies 0.5 and 0.7."""
+    old = torch.tensor([0.4, 0.6]).log()
+    output = PolicyOutput(
+        actions=torch.tensor([0, 1]),
+        logprobs=torch.tensor([0.5, 0.3]).log(),
+        values=torch.tensor([1.0, 3.0]),
+        entropy=torch.tensor([0.5, 0.7]),
+    )
+    batch = {
+        "logprobs": old,
+        "advantages": torch.tensor([1.0, -1.0]),
+        "values": torch.zeros(2),
+        "returns": torch.tensor([2.0, 0.0]),
+    }
+    return output, batch
+
+
+def test_the_whole_loss_by_hand() -> None:
+    output, batch = output_and_batch()
+    params = PPOParams(ent_coef=0.1, vf_coef=0.5, normalize_advantages=False)
+    loss = ppo_loss(output, batch, params, clip_coef=0.2)
+    policy_term = -(1.2 * 1.0 + 0.8 * -1.0) / 2
+    value_term, entropy_term = 0.5 * (1.0 + 9.0) / 2, -0.6
+    approx_kl = ((1.25 - 1 - math.log(1.25)) + (0.5 - 1 - math.log(0.5))) / 2
+    expected = [
+        policy_term + 0.1 * entropy_term + 0.5 * value_term,
+        policy_term,
+        value_term,
+        entropy_term,
+        approx_kl,
+        1.0,
+    ]
+    assert loss.watched.tolist() == pytest.approx(expected, abs=1e-6)
+    assert loss.total.item() == pytest.approx(expected[0])
+
+
+def test_advantages_are_normalised_within_the_minibatch() -> None:
+    output, batch = output_and_batch()
+    batch["advantages"] = torch.tensor([30.0, 10.0])  # mean 20, deviation sqrt 200: +-1/sqrt 2
+    loss = ppo_loss(output, batch, PPOParams(), clip_coef=0.2)
+    assert loss.watched[1].item() == pytest.approx(-(1.2 - 0.8) / math.sqrt(2) / 2)
+
+
+def test_the_gradient_is_clipped_by_its_global_norm() -> None:
+    gradient = torch.tensor([3.0, 0.0, 4.0])
+    assert clip_gradient(gradient, max_norm=0.5).item() == 5.0
+    assert gradient.tolist() == pytest.approx([0.3, 0.0, 0.4], abs=1e-6)
+    small = torch.tensor([0.1, 0.2])
+    clip_gradient(small, max_norm=0.5)
+    assert small.tolist() == pytest.approx([0.1, 0.2])
+
+
+def test_explained_variance_of_perfect_constant_and_opposite_predictions() -> None:
+    returns = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert explained_variance(returns, returns) == 1.0
+    assert explained_variance(torch.zeros(2, 2), returns) == 0.0
+    assert explained_variance(-returns, returns) == -3.0
+    assert explained_variance(returns, torch.ones(2, 2)) == 0.0
