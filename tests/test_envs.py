@@ -15,7 +15,7 @@ from rl_training.errors import EnvironmentSetupError, TrainingStateError
 BOTH = pytest.mark.parametrize("vectorization", ["sync", "async"])
 
 
-class CountingEnv(gymnasium.Env[np.ndarray[Any, Any], int]):
+class CountingEnv(gymnasium.Env[Any, Any]):
     """Shows (episode number, step), reuses one array for every observation, and ends after `limit` steps."""
 
     action_space = spaces.Discrete(2)
@@ -45,8 +45,8 @@ class SeedEnv(CountingEnv):
         return self.shown, {}
 
 
-gymnasium.register("tests/Counting-v0", CountingEnv)
-gymnasium.register("tests/Seed-v0", SeedEnv)
+gymnasium.register("tests/Counting-v0", f"{__name__}:CountingEnv")
+gymnasium.register("tests/Seed-v0", f"{__name__}:SeedEnv")
 
 
 def test_make_env_reports_return_and_length_at_the_end(make_config: MakeConfig) -> None:

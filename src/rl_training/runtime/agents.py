@@ -9,11 +9,11 @@ from gymnasium import spaces
 
 from rl_training.algorithms.base import Learner
 from rl_training.envs.factory import make_env
-from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.policies.base import Array
 from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.run_utils import restore_learner
 from rl_training.runtime.types import MetricDict
 
 BuildLearner = Callable[[TrainConfig, spaces.Space[Any], spaces.Space[Any]], Learner]
@@ -39,10 +39,7 @@ def build_agent(build_learner: BuildLearner, config: TrainConfig, state: Checkpo
     learner = build_learner(config, observation_space, action_space)
     if state is None:
         return Agent(config, learner, observation_space, action_space)
-    try:
-        learner.load_state_dict(state.algorithm_state)
-    except (KeyError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint does not fit {config.algo} on {config.env_id}: {error}") from error
+    restore_learner(learner, state)
     return Agent(config, learner, observation_space, action_space, int(state.trainer_state["global_step"]))
 
 

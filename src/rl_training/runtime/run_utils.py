@@ -18,7 +18,8 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from rl_training import __version__
-from rl_training.errors import ConfigError
+from rl_training.algorithms.base import Learner
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.logging import RunLogger
@@ -124,6 +125,15 @@ def save_training_checkpoint(
     )
     name = name or f"step_{trainer_state['global_step']}.pt"
     return save_checkpoint(run_context.checkpoints_dir / name, state)
+
+
+def restore_learner(learner: Learner, state: CheckpointState) -> None:
+    """Load a checkpoint's weights, optimizer and streams into a learner that was built from its config."""
+    try:
+        learner.load_state_dict(state.algorithm_state)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"the checkpoint does not fit its own config or this environment: {reason}") from error
 
 
 def end_run(context: RunContext, **outcome: Any) -> None:

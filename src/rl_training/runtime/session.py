@@ -31,6 +31,7 @@ from rl_training.runtime.run_utils import (
     end_run,
     limited_threads,
     reopen_training_run,
+    restore_learner,
     save_training_checkpoint,
 )
 from rl_training.runtime.trainer import Status, TrainerState, TrainResult
@@ -77,6 +78,7 @@ class TrainingSession:
         self._saved_at_step = -1
         self._saved_at_time = self._logged_at_time = self._started_at_time = time.monotonic()
         self._logged_at_step = self._iterated_at_step = 0
+        self._announced_end = False
 
     @property
     def finished(self) -> bool:
@@ -113,7 +115,7 @@ class TrainingSession:
             self.save()
 
     def log(self) -> None:
-        """Write the newest metrics."""
+        """Write the newest training metrics; evaluations are logged when they happen."""
         now, step = time.monotonic(), self.state.global_step
         elapsed = max(now - self._logged_at_time, 1e-6)
         self.state.metrics |= {
@@ -121,7 +123,8 @@ class TrainingSession:
             "time/total_timesteps": step,
         }
         self._logged_at_time, self._logged_at_step = now, step
-        self._run.logger.log_metrics(self.state.metrics, step=step)
+        trained = {name: value for name, value in self.state.metrics.items() if not name.startswith("eval/")}
+        self._run.logger.log_metrics(trained, step=step)
 
     def evaluate(self) -> None:
         """Play evaluation episodes, unless this very state was evaluated before; keep the best checkpoint."""
@@ -241,7 +244,9 @@ class TrainingSession:
             wall_seconds=round(time.monotonic() - self._started_at_time, 3),
             **notes,
         )
-        self.callbacks.on_train_end(self.state, result)
+        if not self._announced_end:  # a callback that fails in on_train_end must not bring it about again
+            self._announced_end = True
+            self.callbacks.on_train_end(self.state, result)
         return result
 
     def close(self) -> None:
@@ -292,7 +297,7 @@ def _open_session(
 ) -> TrainingSession:
     saved = options.checkpoint_state
     if saved is not None:  # before any file is made: a state that does not fit is a set-up error
-        parts.learner.load_state_dict(saved.algorithm_state)
+        restore_learner(parts.learner, saved)
         parts.buffer.load_state_dict(saved.buffer_state)
         parts.envs.tracker.load_state_dict(saved.trainer_state["envs"])
     if options.run_dir is not None and saved is not None:

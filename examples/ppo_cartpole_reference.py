@@ -1,0 +1,84 @@
+"""PPO on CartPole, the whole training loop on one page: collect, advantages, update, evaluate.
+
+It uses the package's own pieces without its trainer; with the same seed it ends with the trainer's weights.
+"""
+
+import argparse
+
+import numpy as np
+
+from rl_training.algorithms.ppo import PPOLearner
+from rl_training.cli import load_config
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.envs.factory import make_vector_env
+from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.sources import PRESETS_DIR
+from rl_training.policies.base import Array
+from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
+from rl_training.runtime.run_utils import limited_threads
+
+
+def collect(
+    envs: EpisodeVectorEnv, learner: PPOLearner, rollout: RolloutBuffer, obs: Array
+) -> tuple[Array, list[float]]:
+    """Fill the rollout; gives the next observations and the returns of the episodes that ended."""
+    returns: list[float] = []
+    rollout.reset()
+    while not rollout.full:
+        actions = learner.act(obs)
+        next_obs, rewards, terminated, truncated, infos = envs.step(learner.to_env(actions))
+        ended = terminated | truncated
+        rollout.add(
+            obs=obs,
+            actions=actions,
+            rewards=rewards,
+            dones=ended,
+            # A time limit is not a terminal state: the value after it still counts (Pardo et al. 2018).
+            truncated=truncated & ~terminated,
+            last_obs=next_obs,
+        )
+        if ended.any():
+            returns += infos["episode"]["r"][ended].tolist()
+            next_obs, _ = envs.reset(options={"reset_mask": ended})
+        obs = next_obs
+    return obs, returns
+
+
+def train(config: TrainConfig) -> PPOLearner:
+    """Train to the config's budget, printing the mean return now and then."""
+    envs = make_vector_env(config)
+    learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
+    rollout = build_rollout(config, learner)
+    obs, _ = envs.reset()
+    step = 0
+    while step < config.total_timesteps:
+        obs, returns = collect(envs, learner, rollout, obs)
+        learner.compute_advantages(rollout, obs)
+        update = learner.update(rollout, step)
+        step += len(rollout)
+        if returns and step % 8192 == 0:
+            print(f"step {step:6}  return {np.mean(returns):6.1f}  loss {update.metrics['loss']:8.4f}")
+    envs.close()
+    return learner
+
+
+def main() -> None:
+    """Train with the shipped preset and evaluate."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--total-timesteps", type=int, default=98_304)
+    parser.add_argument("--eval-episodes", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    preset = load_config(PRESETS_DIR / "ppo" / "cartpole.yaml")
+    config = preset.model_copy(update={"total_timesteps": args.total_timesteps, "seed": args.seed})
+    with limited_threads(config.num_threads):
+        learner = train(config)
+        evaluation = Evaluator(config).evaluate(learner.policy, args.eval_episodes, step=config.total_timesteps)
+    metrics = evaluation.metrics
+    print(f"evaluation: {metrics['eval_return_mean']:.1f} +- {metrics['eval_return_std']:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from conftest import MakeConfig
+from gymnasium import spaces
+
+from rl_training.errors import TrainingInterrupted
+from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.runs import context_of, read_metadata
+from rl_training.runtime.callbacks import EVENTS, Callback, CallbackList, StopAfterWallTime, StopAtReturn
+from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.trainer import TrainerState
+from rl_training.runtime.workflows import resume_training
+
+
+class Recorder:
+    """Has the five methods and inherits nothing; may raise in one of them."""
+
+    def __init__(self, fails_in: str | None = None) -> None:
+        self.events: list[str] = []
+        self.results: list[Any] = []
+        self.fails_in = fails_in
+
+    def note(self, event: str, trainer: TrainerState, result: Any = None) -> None:
+        self.events.append(event)
+        self.results.append(result)
+        self.trainer = trainer
+        if event == self.fails_in:
+            raise RuntimeError(f"failed in {event}")
+
+    def on_train_start(self, trainer: TrainerState) -> None:
+        self.note("on_train_start", trainer)
+
+    def on_collect_end(self, trainer: TrainerState, result: Any) -> None:
+        self.note("on_collect_end", trainer, result)
+
+    def on_update_end(self, trainer: TrainerState, result: Any) -> None:
+        self.note("on_update_end", trainer, result)
+
+    def on_eval_end(self, trainer: TrainerState, metrics: Any) -> None:
+        self.note("on_eval_end", trainer, metrics)
+
+    def on_train_end(self, trainer: TrainerState, result: Any) -> None:
+        self.note("on_train_end", trainer, result)
+
+
+def train(config: TrainConfig, *callbacks: Any) -> Any:
+    return train_ppo(config, callbacks=callbacks)
+
+
+def test_the_five_events_reach_an_object_without_a_base_class_in_order(make_config: MakeConfig) -> None:
+    recorder = Recorder()
+    result = train(make_config(), recorder)
+    iteration = ["on_collect_end", "on_update_end", "on_eval_end"]
+    assert recorder.events == ["on_train_start", *iteration, *iteration, "on_train_end"]
+    collected, updated, evaluated = recorder.results[1:4]
+    assert (collected.num_env_steps, updated.num_gradient_steps, evaluated["eval_episodes"]) == (64, 4, 2)
+    assert recorder.results[-1] == result
+    state = recorder.trainer
+    assert (state.algorithm, state.run_dir, state.global_step) == ("ppo", result.run_dir, 128)
+
+
+def test_callbacks_are_told_in_the_order_given() -> None:
+    order: list[str] = []
+
+    class Named(Callback):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_train_start(self, trainer: TrainerState) -> None:
+            order.append(self.name)
+
+    state = TrainerState("ppo", Path(), TrainConfig(algo="ppo", env_id="none"))
+    CallbackList([Named("first"), Named("second")]).on_train_start(state)
+    assert order == ["first", "second"]
+
+
+def test_a_callback_can_ask_to_stop(make_config: MakeConfig) -> None:
+    class Impatient(Callback):
+        def on_update_end(self, trainer: TrainerState, result: Any) -> None:
+            trainer.request_stop("seen enough")
+
+    result = train(make_config(total_timesteps=10_000), Impatient())
+    assert (result.status, result.metrics["global_step"]) == ("stopped", 64)
+    assert result.metrics["eval_episodes"] == 2
+    assert load_checkpoint(result.checkpoint_path).trainer_state["global_step"] == 64
+    assert read_metadata(context_of(result.run_dir))["stop_reason"] == "seen enough"
+
+
+def test_a_run_stops_once_an_evaluation_reaches_the_return(make_config: MakeConfig) -> None:
+    assert train(make_config(total_timesteps=10_000), StopAtReturn(1.0)).metrics["global_step"] == 64
+    assert train(make_config(), StopAtReturn(501.0)).status == "completed"
+
+
+def test_a_run_stops_after_its_wall_time(make_config: MakeConfig) -> None:
+    ticks = iter(range(1000))
+    stopper = StopAfterWallTime(2.5, clock=lambda: float(next(ticks)))  # started at tick 1: over at tick 4
+    assert train(make_config(total_timesteps=10_000), stopper).metrics["global_step"] == 3 * 64
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_an_exception_leaves_a_checkpoint_and_still_ends_the_run_for_the_others(
+    make_config: MakeConfig, event: str
+) -> None:
+    config = make_config()
+    before, after = Recorder(), Recorder()
+    with pytest.raises(RuntimeError, match=f"failed in {event}"):
+        train(config, before, Recorder(fails_in=event), after)
+    assert before.events[-1] == after.events[-1] == "on_train_end"
+    assert after.events.count("on_train_end") == 1
+    (run_dir,) = config.output_dir.iterdir()
+    assert load_checkpoint(find_checkpoint(run_dir)).trainer_state["global_step"] == after.trainer.global_step
+    metadata = read_metadata(context_of(run_dir))
+    assert metadata["status"] == "failed"
+    assert metadata["error"] == f"RuntimeError: failed in {event}"
+
+
+def test_a_run_that_failed_in_a_callback_can_be_resumed(make_config: MakeConfig) -> None:
+    config = make_config()
+    with pytest.raises(RuntimeError):
+        train(config, Recorder(fails_in="on_collect_end"))
+    (run_dir,) = config.output_dir.iterdir()
+    assert resume_training(run_dir).metrics["global_step"] == 128
+
+
+class Kill(Callback):
+    """Sends this process a signal in the middle of the run."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
+
+    def on_update_end(self, trainer: TrainerState, result: Any) -> None:
+        for number in self.numbers:
+            os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_ends_the_run(make_config: MakeConfig, number: int) -> None:
+    config, recorder = make_config(total_timesteps=10_000), Recorder()
+    handler = signal.getsignal(number)
+    with pytest.raises(TrainingInterrupted) as caught:
+        train(config, Kill(number), recorder)
+    assert caught.value.signal_number == number
+    assert isinstance(caught.value, KeyboardInterrupt)
+    assert signal.getsignal(number) is handler
+    (run_dir,) = config.output_dir.iterdir()
+    assert read_metadata(context_of(run_dir))["status"] == "interrupted"
+    assert load_checkpoint(find_checkpoint(run_dir)).trainer_state["global_step"] == 64
+    assert recorder.events[-1] == "on_train_end"
+
+
+def test_a_second_signal_stops_at_once(make_config: MakeConfig) -> None:
+    config = make_config(total_timesteps=10_000)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(config, Kill(signal.SIGINT, signal.SIGINT))
+    assert not isinstance(caught.value, TrainingInterrupted)
+    (run_dir,) = config.output_dir.iterdir()
+    assert read_metadata(context_of(run_dir))["status"] == "interrupted"
+
+
+def test_training_outside_the_main_thread_leaves_signals_alone(make_config: MakeConfig) -> None:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(train(make_config())))
+    thread.start()
+    thread.join()
+    assert results[0].status == "completed"
+
+
+def test_an_interruption_in_mid_rollout_keeps_the_steps_and_resumes_with_them(make_config: MakeConfig) -> None:
+    """The signal arrives from inside the env's third step, so the rollout is stopped after it."""
+    config = make_config(env_id="tests/Interrupting-v0", num_envs=1, algo_kwargs={"minibatch_size": 16})
+    with pytest.raises(TrainingInterrupted):
+        train(config)
+    (run_dir,) = config.output_dir.iterdir()
+    saved = load_checkpoint(find_checkpoint(run_dir))
+    assert saved.trainer_state["global_step"] == saved.buffer_state["position"] == 3
+    result = resume_training(run_dir)
+    assert result.metrics["global_step"] == 128
+    assert result.metrics["num_updates"] == 8 * 2
+
+
+class InterruptingEnv(gymnasium.Env[Any, Any]):
+    """Sends SIGINT to its own process with the third step it ever takes."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,))
+    action_space = spaces.Discrete(2)
+    steps_of_all = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        InterruptingEnv.steps_of_all += 1
+        if InterruptingEnv.steps_of_all == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return np.zeros(1, np.float32), 1.0, self.steps == 5, False, {}
+
+
+gymnasium.register("tests/Interrupting-v0", f"{__name__}:InterruptingEnv")

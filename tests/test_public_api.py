@@ -1,0 +1,113 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import TINY_PPO, MakeConfig
+
+import rl_training
+import rl_training.api
+import rl_training.experiment
+from rl_training import PPO
+from rl_training.errors import CheckpointError, ConfigError, TrainingStateError
+from rl_training.experiment.runs import context_of, read_metadata
+
+
+def test_the_package_offers_few_names_sorted() -> None:
+    for module in (rl_training, rl_training.api, rl_training.experiment):
+        assert module.__all__ == sorted(module.__all__)
+        assert all(getattr(module, name) is not None for name in module.__all__)
+    assert rl_training.__version__ == "0.1.0"
+    with pytest.raises(AttributeError, match="no attribute 'A2C'"):
+        rl_training.A2C  # noqa: B018  (the access is the test)
+
+
+def test_three_lines_train_and_predict(tmp_path: Path) -> None:
+    model = PPO.for_env("Acrobot-v1", total_timesteps=64, num_envs=4, output_dir=tmp_path, eval_episodes=0, **TINY_PPO)
+    model.learn()
+    assert model.predict(np.zeros(6, np.float32)) in (0, 1, 2)
+    assert model.config.algo_kwargs["num_steps"] == 16
+
+
+def test_for_env_starts_from_the_shipped_preset() -> None:
+    model = PPO.for_env("CartPole-v1", seed=3, gamma=0.5)
+    assert (model.config.num_envs, model.config.seed) == (8, 3)
+    assert model.config.algo_kwargs["num_steps"] == 32
+    assert model.config.algo_kwargs["gamma"] == 0.5
+
+
+def test_for_env_refuses_unknown_names() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'gamma'"):
+        PPO.for_env("CartPole-v1", gama=0.5)
+
+
+def test_a_config_of_another_algorithm_is_refused(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="PPO cannot train algo='dqn'"):
+        PPO(make_config(algo="dqn"))
+
+
+def test_predictions_are_an_int_for_one_discrete_observation_and_an_array_otherwise(make_config: MakeConfig) -> None:
+    discrete, continuous = PPO(make_config()), PPO(make_config(env_id="Pendulum-v1"))
+    assert isinstance(discrete.predict(np.zeros(4, np.float32)), int)
+    batch = discrete.predict(np.zeros((3, 4), np.float32))
+    assert isinstance(batch, np.ndarray)
+    assert batch.shape == (3,)
+    single = continuous.predict(np.zeros(3, np.float32))
+    assert isinstance(single, np.ndarray)
+    assert single.shape == (1,)
+
+
+def test_deterministic_predictions_repeat_and_drawn_ones_vary(make_config: MakeConfig) -> None:
+    model = PPO(make_config(env_id="Pendulum-v1"))
+    obs = np.ones((1, 3), np.float32)
+    assert np.array_equal(model.predict(obs), model.predict(obs))
+    assert not np.array_equal(model.predict(obs, deterministic=False), model.predict(obs, deterministic=False))
+
+
+def test_a_saved_model_loads_with_the_same_predictions(make_config: MakeConfig, tmp_path: Path) -> None:
+    model = PPO(make_config())
+    model.learn()
+    path = model.save(tmp_path / "model")
+    assert path == tmp_path / "model.pt"
+    obs = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    loaded = PPO.load(path)
+    assert np.array_equal(loaded.predict(obs), model.predict(obs))
+    assert loaded.evaluate(3) == model.evaluate(3)
+    assert loaded.config == model.config.model_copy(update={"algo_kwargs": loaded.config.algo_kwargs})
+
+
+def test_a_run_directory_loads_too(make_config: MakeConfig) -> None:
+    result = PPO(make_config()).learn()
+    assert PPO.load(result.run_dir).evaluate(2)["eval_return_mean"] == result.metrics["eval_return_mean"]
+
+
+def test_a_live_model_needs_no_file(make_config: MakeConfig) -> None:
+    model = PPO(make_config())
+    result = model.learn()
+    for path in result.checkpoint_path.parent.iterdir():
+        path.unlink()
+    assert model.predict(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_saving_before_learning_says_what_to_do(make_config: MakeConfig, tmp_path: Path) -> None:
+    with pytest.raises(TrainingStateError, match="learn"):
+        PPO(make_config()).save(tmp_path / "model.pt")
+
+
+def test_learning_again_needs_a_larger_budget_and_then_goes_on(make_config: MakeConfig) -> None:
+    model = PPO(make_config())
+    first = model.learn()
+    with pytest.raises(ConfigError, match="already trained for 128 steps"):
+        model.learn()
+    second = model.learn(total_timesteps=192)
+    assert second.metrics["global_step"] == 192
+    assert second.metrics["num_updates"] == 3 * 4
+    assert read_metadata(context_of(second.run_dir))["parent"]["run_id"] == first.run_dir.name
+    loaded = PPO.load(second.checkpoint_path)
+    assert loaded.learn(total_timesteps=256).metrics["global_step"] == 256
+
+
+def test_loading_nonsense_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        PPO.load(tmp_path / "missing.pt")
+    with pytest.raises(CheckpointError, match="no intact checkpoint"):
+        PPO.load(tmp_path)
