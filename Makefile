@@ -22,9 +22,9 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Trains the shipped presets over several seeds and compares with what they promise; takes about ten minutes.
+# Trains the shipped presets over several seeds and compares with what they promise; takes a few minutes.
 learning: $(READY)
-	$(BIN)/python examples/check_learning.py
+	$(BIN)/python benchmarks/learning.py --output benchmarks/results/learning.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

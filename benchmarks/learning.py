@@ -1,0 +1,111 @@
+"""Trains the shipped presets over several seeds and compares with what they promise.
+
+`python benchmarks/learning.py` runs every claim, two seeds at a time, prints a table, writes it as JSON with the
+versions beside it, and exits with 1 when a claim does not hold.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from rl_training.cli import load_config
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import context_of, read_metadata
+from rl_training.experiment.sources import PRESETS_DIR
+from rl_training.runtime.run_utils import versions
+from rl_training.runtime.workflows import evaluate_checkpoint
+
+EVALUATION_EPISODES = 20
+
+
+@dataclass(frozen=True)
+class Claim:
+    """At least `needed` of the seeds reach `threshold` within `max_steps` env steps."""
+
+    preset: str
+    seeds: tuple[int, ...]
+    threshold: float
+    needed: int
+    max_steps: int
+
+
+CLAIMS = (
+    Claim("ppo/cartpole.yaml", tuple(range(1, 11)), threshold=475.0, needed=9, max_steps=100_000),
+    Claim("ppo/pendulum.yaml", (1, 2, 3), threshold=-250.0, needed=3, max_steps=150_000),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One seed's final agent, evaluated over `EVALUATION_EPISODES` episodes."""
+
+    preset: str
+    seed: int
+    eval_return_mean: float
+    eval_return_std: float
+    env_steps: int
+    wall_seconds: float
+
+
+def train_seed(preset: str, seed: int) -> Outcome:
+    """Train one seed in a throw-away directory."""
+    with tempfile.TemporaryDirectory() as directory:
+        update = {"seed": seed, "output_dir": Path(directory), "device": "cpu"}
+        config = load_config(PRESETS_DIR / preset).model_copy(update=update)
+        result = get_algorithm_spec(config.algo).train_fn(config)
+        metrics = evaluate_checkpoint(result.checkpoint_path, EVALUATION_EPISODES)
+        return Outcome(
+            preset=preset,
+            seed=seed,
+            eval_return_mean=round(metrics["eval_return_mean"], 2),
+            eval_return_std=round(metrics["eval_return_std"], 2),
+            env_steps=int(result.metrics["global_step"]),
+            wall_seconds=read_metadata(context_of(result.run_dir))["wall_seconds"],
+        )
+
+
+def holds(claim: Claim, outcomes: Sequence[Outcome]) -> bool:
+    """Whether enough seeds got there in time."""
+    reached = [
+        outcome
+        for outcome in outcomes
+        if outcome.eval_return_mean >= claim.threshold and outcome.env_steps <= claim.max_steps
+    ]
+    return len(reached) >= claim.needed
+
+
+def main() -> int:
+    """Run all claims, or those of the presets named."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("presets", nargs="*", help="such as ppo/cartpole.yaml; all when none is named")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--output", type=Path, help="write the outcomes to this JSON file")
+    args = parser.parse_args()
+    claims = [claim for claim in CLAIMS if not args.presets or claim.preset in args.presets]
+    receipt = []
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        for claim in claims:
+            outcomes = list(pool.map(train_seed, [claim.preset] * len(claim.seeds), claim.seeds))
+            for row in outcomes:
+                print(
+                    f"{row.preset}  seed {row.seed:2}  return {row.eval_return_mean:8.2f} +- {row.eval_return_std:6.2f}"
+                    f"  {row.env_steps:,} steps  {row.wall_seconds:.0f} s",
+                    flush=True,
+                )
+            verdict = holds(claim, outcomes)
+            print(f"{'holds' if verdict else 'FAILS'}: {claim}", flush=True)
+            receipt.append({"claim": asdict(claim), "holds": verdict, "outcomes": [asdict(row) for row in outcomes]})
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps({"versions": versions(), "claims": receipt}, indent=1) + "\n")
+    return 0 if all(entry["holds"] for entry in receipt) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

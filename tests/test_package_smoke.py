@@ -1,0 +1,44 @@
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import rl_training
+
+ROOT = Path(__file__).parents[1]
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after `statement`."""
+    code = f"import sys; {statement}; print(*sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(answer.stdout.split())
+
+
+def test_importing_the_package_or_its_command_line_does_not_import_torch() -> None:
+    for statement in ("import rl_training", "import rl_training.cli", "from rl_training import TrainConfig"):
+        assert "torch" not in loaded_by(statement)
+
+
+def test_the_console_script_is_the_command_line() -> None:
+    (script,) = entry_points(group="console_scripts", name="rl-training")
+    assert script.value == "rl_training.cli:entry_point"
+
+
+def test_the_module_runs_as_a_program() -> None:
+    command = [sys.executable, "-m", "rl_training", "--version"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == rl_training.__version__
+
+
+def test_the_wheel_holds_presets_and_type_marker(tmp_path: Path) -> None:
+    """Built by the backend directly, so that nothing is downloaded."""
+    code = f"from hatchling.build import build_wheel; build_wheel({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "rl_training/py.typed" in names
+    presets = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "configs").resolve().rglob("*.yaml")}
+    assert presets
+    assert presets <= set(names)
