@@ -1,10 +1,9 @@
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
+import sample_envs  # noqa: F401  (registers the envs)
 from conftest import MakeConfig
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 
@@ -13,40 +12,6 @@ from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.errors import EnvironmentSetupError, TrainingStateError
 
 BOTH = pytest.mark.parametrize("vectorization", ["sync", "async"])
-
-
-class CountingEnv(gymnasium.Env[Any, Any]):
-    """Shows (episode number, step), reuses one array for every observation, and ends after `limit` steps."""
-
-    action_space = spaces.Discrete(2)
-    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-
-    def __init__(self, limit: int = 3, truncate: bool = False) -> None:
-        self.limit, self.truncate = limit, truncate
-        self.shown = np.array([-1.0, 0.0], np.float32)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed, options=options)
-        self.shown[:] = self.shown[0] + 1.0, 0.0
-        return self.shown, {}
-
-    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.shown[1] += 1.0
-        ended = bool(self.shown[1] == self.limit)
-        return self.shown, 1.0 + float(action), ended and not self.truncate, ended and self.truncate, {}
-
-
-class SeedEnv(CountingEnv):
-    """Shows the number its generator draws first in the episode."""
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed, options=options)
-        self.shown[0] = self.np_random.random()
-        return self.shown, {}
-
-
-gymnasium.register("tests/Counting-v0", f"{__name__}:CountingEnv")
-gymnasium.register("tests/Seed-v0", f"{__name__}:SeedEnv")
 
 
 def test_make_env_reports_return_and_length_at_the_end(make_config: MakeConfig) -> None:

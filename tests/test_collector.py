@@ -1,0 +1,70 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import sample_envs  # noqa: F401  (registers the envs)
+import torch
+from conftest import MakeConfig
+
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.envs.factory import make_vector_env
+from rl_training.runtime.collector import CollectResult, collect_rollout
+from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
+
+
+def collect(make_config: MakeConfig, num_steps: int = 8, **changes: Any) -> tuple[CollectResult, RolloutBuffer]:
+    """A rollout of `tests/Counting-v0`, whose observations are (episode number, step)."""
+    config = make_config(
+        env_id="tests/Counting-v0", num_envs=2, algo_kwargs={"num_steps": num_steps, "minibatch_size": 4}, **changes
+    )
+    envs = make_vector_env(config)
+    learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
+    rollout = build_rollout(config, learner)
+    obs, _ = envs.reset()
+    result = collect_rollout(envs, learner, rollout, obs, interrupted=lambda: False)
+    envs.close()
+    return result, rollout
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_stored_steps_are_exactly_those_the_envs_took(make_config: MakeConfig, vectorization: str) -> None:
+    result, rollout = collect(make_config, vectorization=vectorization)
+    expected = [[episode, step] for episode in range(3) for step in range(3)][:8]
+    assert rollout.obs[:, 0].tolist() == rollout.obs[:, 1].tolist() == expected
+    assert rollout.dones[:, 0].tolist() == [False, False, True] * 2 + [False, False]
+    assert torch.equal(rollout.rewards, 1.0 + rollout.actions.float())
+    assert result.last_obs.tolist() == [[2.0, 2.0]] * 2
+    assert (result.num_env_steps, result.num_episodes) == (16, 4)
+
+
+def test_a_time_limit_keeps_the_true_last_observation(make_config: MakeConfig) -> None:
+    _, rollout = collect(make_config, env_kwargs={"ending": "truncated"})
+    assert rollout.truncated[:, 0].tolist() == [False, False, True] * 2 + [False, False]
+    # In the order of (step, env): episode 0 of both envs, then episode 1, each with step 3.
+    assert rollout.truncated_last_obs().tolist() == [[0.0, 3.0], [0.0, 3.0], [1.0, 3.0], [1.0, 3.0]]
+
+
+def test_terminated_and_truncated_together_do_not_bootstrap(make_config: MakeConfig) -> None:
+    _, rollout = collect(make_config, env_kwargs={"ending": "both"})
+    assert rollout.dones[2].all()
+    assert not rollout.truncated.any()
+
+
+def test_finished_episodes_report_their_raw_returns(make_config: MakeConfig) -> None:
+    result, rollout = collect(make_config, num_steps=3)
+    assert [episode.length for episode in result.episodes] == [3, 3]
+    assert [episode.episode_return for episode in result.episodes] == rollout.rewards.sum(dim=0).tolist()
+    assert result.metrics["ep_rew_mean"] == pytest.approx(float(rollout.rewards.sum(dim=0).mean()))
+    assert result.metrics["ep_len_mean"] == 3.0
+
+
+def test_an_interruption_stops_between_two_steps(make_config: MakeConfig) -> None:
+    config = make_config(env_id="tests/Counting-v0", num_envs=2)
+    envs = make_vector_env(config)
+    learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
+    rollout = build_rollout(config, learner)
+    answers = iter([False, False, True])
+    result = collect_rollout(envs, learner, rollout, envs.reset()[0], interrupted=lambda: next(answers))
+    assert (result.num_env_steps, rollout.position, rollout.full) == (4, 2, False)
+    assert result.last_obs.tolist() == [[0.0, 2.0], [0.0, 2.0]]
+    assert np.array_equal(rollout.obs[1].numpy(), [[0.0, 1.0], [0.0, 1.0]])

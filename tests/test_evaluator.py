@@ -1,0 +1,64 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import sample_envs  # noqa: F401  (registers the envs)
+from conftest import MakeConfig
+
+from rl_training.envs.factory import make_env
+from rl_training.runtime.evaluator import Evaluator, play_episodes
+
+
+class AlwaysOne:
+    """Plays action 1 and remembers what it saw."""
+
+    def __init__(self) -> None:
+        self.batches: list[np.ndarray[Any, Any]] = []
+        self.deterministic: set[bool] = set()
+
+    def predict(self, obs: np.ndarray[Any, Any], *, deterministic: bool = True) -> np.ndarray[Any, Any]:
+        self.batches.append(obs)
+        self.deterministic.add(deterministic)
+        return np.ones(len(obs), dtype=np.int64)
+
+
+def test_statistics_are_over_whole_raw_episodes_with_the_likeliest_actions(make_config: MakeConfig) -> None:
+    policy = AlwaysOne()
+    result = Evaluator(make_config(env_id="tests/Counting-v0")).evaluate(policy, 20, step=0)
+    assert policy.deterministic == {True}
+    assert result.num_episodes == 20
+    assert result.metrics == {
+        "eval_return_mean": 6.0,
+        "eval_return_std": 0.0,
+        "eval_return_min": 6.0,
+        "eval_return_max": 6.0,
+        "eval_length_mean": 3.0,
+        "eval_episodes": 20,
+    }
+
+
+def test_long_and_short_episodes_count_alike(make_config: MakeConfig) -> None:
+    lengths = [2, 9]
+    envs = [make_env(make_config(env_id="tests/Counting-v0", env_kwargs={"limit": limit}), 0) for limit in lengths]
+    finished = play_episodes(AlwaysOne(), envs, seeds=[1, 2])
+    assert sorted(episode.length for episode in finished) == [2, 9]
+
+
+def test_an_evaluation_repeats_itself_and_differs_from_one_at_another_step(make_config: MakeConfig) -> None:
+    def first_observations(evaluator: Evaluator, step: int) -> list[float]:
+        policy = AlwaysOne()
+        evaluator.evaluate(policy, 4, step)
+        return sorted(policy.batches[0][:, 0].tolist())
+
+    evaluator = Evaluator(make_config(env_id="tests/Seed-v0"))
+    numbers = first_observations(evaluator, step=100)
+    assert first_observations(evaluator, step=100) == numbers
+    assert first_observations(Evaluator(make_config(env_id="tests/Seed-v0")), step=100) == numbers
+    assert not set(first_observations(evaluator, step=200)) & set(numbers)
+
+
+@pytest.mark.parametrize("episodes", [1, 16, 17, 40])
+def test_any_number_of_episodes_is_played_exactly(make_config: MakeConfig, episodes: int) -> None:
+    result = Evaluator(make_config(env_id="tests/Counting-v0")).evaluate(AlwaysOne(), episodes, step=0)
+    assert result.metrics["eval_episodes"] == episodes
+    assert result.metrics["eval_return_mean"] == 6.0

@@ -1,0 +1,62 @@
+import io
+from pathlib import Path
+
+import pytest
+from conftest import MakeConfig
+from rich.console import Console
+
+from rl_training.console import show_result
+from rl_training.experiment.curves import plot_learning_curve
+from rl_training.experiment.runs import context_of
+from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.progress import ProgressDisplay
+
+PNG_MAGIC = b"\x89PNG"
+
+
+def shown(make_config: MakeConfig, *, terminal: bool) -> str:
+    """What the display writes during a short run in which every look at the clock takes three seconds."""
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal, width=160, color_system=None)
+    ticks = iter(range(0, 10_000, 3))
+    display = ProgressDisplay(console, clock=lambda: float(next(ticks)))
+    train_ppo(make_config(total_timesteps=256), run_suffix="shown", callbacks=[display])
+    return output.getvalue()
+
+
+def test_a_terminal_gets_a_live_bar_with_steps_rate_return_and_losses(make_config: MakeConfig) -> None:
+    text = shown(make_config, terminal=True)
+    assert "256/256" in text
+    for word in ("steps/s", "return", "eval", "loss", "value loss"):
+        assert word in text
+    assert "\x1b[" in text  # it redraws itself
+
+
+def test_a_file_gets_plain_lines_now_and_then(make_config: MakeConfig) -> None:
+    text = shown(make_config, terminal=False)
+    assert "\x1b" not in text
+    header, *lines = text.splitlines()
+    assert header.startswith("Training ppo on CartPole-v1, seed 7, in ")
+    assert header.endswith("ppo__CartPole-v1__seed7__shown")
+    assert lines[-1].startswith("256/256 steps")
+    assert all(word in lines[-1] for word in ("steps/s", "s left", "return", "loss"))
+    assert 2 <= len(lines) <= 5
+
+
+def test_the_end_shows_the_result_and_draws_the_curve(
+    make_config: MakeConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = train_ppo(make_config(total_timesteps=256))
+    show_result(result)
+    text = capsys.readouterr().out
+    assert "Run completed" in text
+    assert "eval_return_mean" in text
+    for place in (result.run_dir, result.checkpoint_path, result.run_dir / "learning_curve.png"):
+        assert str(place) in text
+    assert (result.run_dir / "learning_curve.png").read_bytes().startswith(PNG_MAGIC)
+
+
+def test_a_run_without_metrics_still_gets_a_picture(tmp_path: Path) -> None:
+    path = plot_learning_curve(context_of(tmp_path), "nothing yet")
+    assert path is not None
+    assert path.read_bytes().startswith(PNG_MAGIC)
