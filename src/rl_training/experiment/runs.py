@@ -14,6 +14,7 @@ import yaml
 
 from rl_training.errors import RunDirectoryError
 from rl_training.experiment.config import TrainConfig, plain_config
+from rl_training.experiment.dialect import ConfigDumper
 from rl_training.experiment.files import write_text
 
 METRICS_FILE = "metrics.jsonl"
@@ -98,7 +99,7 @@ def check_output_dir(config: TrainConfig) -> None:
 
 def write_config(context: RunContext, config: TrainConfig) -> None:
     """Write `config.yaml`, which `train --config` reads back."""
-    write_text(context.config_path, yaml.safe_dump(plain_config(config), sort_keys=False))
+    write_text(context.config_path, yaml.dump(plain_config(config), Dumper=ConfigDumper, sort_keys=False))
 
 
 def read_metadata(context: RunContext) -> dict[str, Any]:
