@@ -41,9 +41,10 @@ def build_agent(build_learner: BuildLearner, config: TrainConfig, state: Checkpo
         return Agent(config, learner, observation_space, action_space)
     try:
         learner.load_state_dict(state.algorithm_state)
-    except (KeyError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint does not fit {config.algo} on {config.env_id}: {error}") from error
-    return Agent(config, learner, observation_space, action_space, int(state.trainer_state["global_step"]))
+        step = int(state.trainer_state["global_step"])
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint does not fit {config.algo} on {config.env_id}: {error!r}") from error
+    return Agent(config, learner, observation_space, action_space, step)
 
 
 def evaluate_agent(agent: Agent, num_episodes: int) -> MetricDict:
