@@ -17,7 +17,7 @@ import torch
 
 from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.envs.vector import EpisodeVectorEnv
-from rl_training.errors import TrainingInterrupted
+from rl_training.errors import CheckpointError, TrainingInterrupted
 from rl_training.experiment.checkpointing import BEST_NAME, CheckpointState, prune_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import check_output_dir, update_metadata
@@ -291,9 +291,12 @@ def _open_session(
 ) -> TrainingSession:
     saved = options.checkpoint_state
     if saved is not None:  # before any file is made: a state that does not fit is a set-up error
-        parts.learner.load_state_dict(saved.algorithm_state)
-        parts.buffer.load_state_dict(saved.buffer_state)
-        parts.envs.tracker.load_state_dict(saved.trainer_state["envs"])
+        try:
+            parts.learner.load_state_dict(saved.algorithm_state)
+            parts.buffer.load_state_dict(saved.buffer_state)
+            parts.envs.tracker.load_state_dict(saved.trainer_state["envs"])
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint does not fit {config.algo} on {config.env_id}: {error!r}") from error
     if options.run_dir is not None and saved is not None:
         run = reopen_training_run(options.run_dir, config, saved.trainer_state["global_step"])
     else:
@@ -301,6 +304,7 @@ def _open_session(
     session = TrainingSession(config, parts, run, callbacks)
     if saved is not None:
         session.restore(saved.trainer_state)
+    if saved is not None and options.run_dir is None:
         parent = {"run_id": saved.metadata["run_id"], "step": session.state.global_step}
         update_metadata(run.run_context, parent=parent)
     return session
