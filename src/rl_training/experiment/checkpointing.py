@@ -82,7 +82,9 @@ def load_checkpoint(path: Path | str) -> CheckpointState:
         content = target.read_bytes()
     except OSError as error:
         raise CheckpointError(f"checkpoint {target} cannot be read: {error.strerror}") from None
-    _verify(target, content)
+    described = manifest_path(target).exists()
+    if described:
+        _verify(target, content)
     try:
         values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -98,15 +100,13 @@ def load_checkpoint(path: Path | str) -> CheckpointState:
         or not all(isinstance(part, dict) for part in values.values())
     ):
         raise CheckpointError(f"checkpoint {target} is not ours: expected maps named {', '.join(sorted(names))}")
+    if not described:
+        warnings.warn(f"{target} has no manifest beside it, so damage cannot be noticed", stacklevel=2)
     return CheckpointState(**values)
 
 
 def _verify(path: Path, content: bytes) -> None:
-    manifest_file = manifest_path(path)
-    if not manifest_file.exists():
-        warnings.warn(f"{path} has no manifest beside it, so damage cannot be noticed", stacklevel=3)
-        return
-    manifest = _read_manifest(manifest_file)
+    manifest = _read_manifest(manifest_path(path))
     if manifest["format"] > FORMAT_VERSION:
         raise CheckpointError(
             f"checkpoint {path} has format {manifest['format']}, this version reads up to {FORMAT_VERSION}: upgrade"
