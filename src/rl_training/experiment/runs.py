@@ -76,7 +76,7 @@ def create_run_context(config: TrainConfig, run_suffix: str | None = None) -> Ru
         raise RunDirectoryError(
             f"{context.run_dir} exists: choose another suffix, or continue it with `rl-training resume`"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise RunDirectoryError(f"output directory {config.output_dir} cannot be written: {error}") from None
     return context
 
@@ -91,7 +91,7 @@ def check_output_dir(config: TrainConfig) -> None:
         existing = config.output_dir.resolve()
         while not existing.exists():
             existing = existing.parent
-    except (OSError, ValueError) as error:  # a name too long, a link to itself, NUL
+    except (OSError, ValueError, RuntimeError) as error:  # a name too long, NUL, a link to itself
         raise RunDirectoryError(f"output directory {config.output_dir} cannot be used: {error}") from None
     if not existing.is_dir():
         raise RunDirectoryError(f"output directory {config.output_dir}: {existing} is a file")
