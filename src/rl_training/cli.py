@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.sources import Layer, ResolvedConfig
     from rl_training.runtime.callbacks import Callback
+    from rl_training.runtime.trainer import Trainer
 
 USER_ERROR = 2
 
 app = typer.Typer(
     name="rl-training",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -122,11 +122,20 @@ def _stop_callbacks(stop_at_return: float | None, stop_after: float | None) -> "
 
 
 def _train(config: "TrainConfig", callbacks: "list[Callback]") -> int:
-    from rl_training.console import show_result
     from rl_training.experiment.default_manager import DefaultExperimentManager
     from rl_training.runtime.progress import ProgressDisplay
 
-    show_result(DefaultExperimentManager().setup(config, [ProgressDisplay(), *callbacks]).train())
+    return _run(DefaultExperimentManager().setup(config, [ProgressDisplay(), *callbacks]))
+
+
+def _run(trainer: "Trainer") -> int:
+    from rl_training.console import show_result
+
+    try:
+        show_result(trainer.train())
+    except TrainingInterrupted as error:  # typer would answer every kind of KeyboardInterrupt with 130
+        print(error, file=sys.stderr)
+        return 128 + error.signal_number
     return 0
 
 
@@ -151,16 +160,13 @@ def resume(
     total_timesteps: Annotated[int | None, typer.Option(help="New budget in env steps.")] = None,
 ) -> int:
     """Continue a run directory in place, or fork a checkpoint file into a new run."""
-    from rl_training.console import show_result
     from rl_training.experiment.default_manager import DefaultExperimentManager
     from rl_training.runtime.progress import ProgressDisplay
 
     source = run or checkpoint
     if source is None or (run and checkpoint):
         raise ConfigError("give either RUN_DIR or --checkpoint")
-    trainer = DefaultExperimentManager().resume(source, total_timesteps, [ProgressDisplay()])
-    show_result(trainer.train())
-    return 0
+    return _run(DefaultExperimentManager().resume(source, total_timesteps, [ProgressDisplay()]))
 
 
 @app.command("list")
@@ -177,15 +183,13 @@ def list_runs(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 0, 2 for a user's error, or 128 and the signal's number."""
     command = typer.main.get_command(app)
+    args = list(sys.argv[1:] if argv is None else argv)
     try:
-        return int(command.main(args=argv, prog_name="rl-training", standalone_mode=False) or 0)
+        return int(command.main(args=args or ["--help"], prog_name="rl-training", standalone_mode=False) or 0)
     except (typer.TyperException, RLTrainingError) as error:
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
         return USER_ERROR
-    except TrainingInterrupted as error:
-        print(error, file=sys.stderr)
-        return 128 + error.signal_number
 
 
 def entry_point() -> None:

@@ -94,18 +94,19 @@ def show_runs(directory: Path) -> None:
     for context in find_runs(directory):
         name = str(context.run_dir.relative_to(directory))
         try:
-            metadata = read_metadata(context)
-        except RunDirectoryError:
+            table.add_row(*_run_row(read_metadata(context)), name)
+        except (RunDirectoryError, TypeError, ValueError):
             table.add_row(*["?"] * 5, "unreadable", name)
-            continue
-        best = metadata.get("best_return")
-        table.add_row(
-            str(metadata.get("algo")),
-            str(metadata.get("env_id")),
-            str(metadata.get("seed")),
-            f"{metadata.get('global_step', 0):,}",
-            "-" if best is None else f"{best:.1f}",
-            str(metadata.get("status")),
-            name,
-        )
     _console().print(table if table.row_count else f"no runs below {directory}")
+
+
+def _run_row(metadata: dict[str, Any]) -> list[str]:
+    best = metadata.get("best_return")
+    return [
+        str(metadata.get("algo")),
+        str(metadata.get("env_id")),
+        str(metadata.get("seed")),
+        f"{metadata.get('global_step', 0):,}",
+        "-" if best is None else f"{best:.1f}",
+        str(metadata.get("status")),
+    ]

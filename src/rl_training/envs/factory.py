@@ -33,7 +33,11 @@ def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
         return SyncEpisodeVectorEnv([env_fn] * config.num_envs, config.seed)
     _make(config.env_id, config.env_kwargs).close()  # fail here, not in a worker
     worker_fn = partial(_make_in_worker, config.env_id, config.env_kwargs, os.getpid())
-    return AsyncEpisodeVectorEnv([worker_fn] * config.num_envs, config.seed)
+    try:
+        return AsyncEpisodeVectorEnv([worker_fn] * config.num_envs, config.seed)
+    except (TypeError, ValueError, RuntimeError) as error:  # spaces that have no place in shared memory
+        reason = _first_line(error)
+        raise EnvironmentSetupError(f"{config.env_id} does not run in processes: {reason}; use sync") from error
 
 
 def _make(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
@@ -45,10 +49,16 @@ def _make(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
     except (NameNotFound, NamespaceNotFound, VersionNotFound) as error:
         raise EnvironmentSetupError(_unknown_env(env_id, error)) from None
     except ModuleNotFoundError as error:
-        raise EnvironmentSetupError(f"{env_id}: no module named '{error.name}'") from None
+        raise EnvironmentSetupError(f"{env_id}: {_first_line(error)}") from None
     except (TypeError, Error) as error:
-        reason = str(error).splitlines()[0]
+        raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {_first_line(error)}") from error
+    except Exception as error:  # the env's own constructor may raise anything
+        reason = f"{type(error).__name__}: {_first_line(error)}"
         raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {reason}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _make_in_worker(env_id: str, env_kwargs: dict[str, Any], owner: int) -> AnyEnv:
@@ -62,7 +72,9 @@ def _unknown_env(env_id: str, error: Error) -> str:
     nearest = nearest_name(env_id, gymnasium.registry)
     if nearest:
         return f"unknown environment '{env_id}'; did you mean '{nearest}'?"
-    return f"unknown environment '{env_id}': {str(error).splitlines()[0]}"
+    if env_id.startswith("ALE/"):
+        return f"unknown environment '{env_id}': pip install 'rl-training[atari]', then use 'ale_py:{env_id}'"
+    return f"unknown environment '{env_id}': {_first_line(error)}"
 
 
 def _missing_dependency(env_id: str, error: Error) -> str:
@@ -71,4 +83,4 @@ def _missing_dependency(env_id: str, error: Error) -> str:
     for module, extra in _EXTRAS.items():
         if module in home:
             return f"needs an extra: pip install 'rl-training[{extra}]'"
-    return str(error).splitlines()[0]
+    return _first_line(error)

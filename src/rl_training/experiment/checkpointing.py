@@ -50,14 +50,29 @@ def save_checkpoint(path: Path | str, state: CheckpointState) -> Path:
     }
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists():
+        if _intact(target):
             # Until the rename below, the old content is the valid one: the new manifest vouches for both.
             manifest["replaces"] = hashlib.sha256(target.read_bytes()).hexdigest()
-        write_text(manifest_path(target), json.dumps(manifest, indent=2) + "\n")
-        write_atomically(target, lambda file: file.write(content))
+        try:
+            write_text(manifest_path(target), json.dumps(manifest, indent=2) + "\n")
+            write_atomically(target, lambda file: file.write(content))
+        finally:
+            if not target.exists():
+                manifest_path(target).unlink(missing_ok=True)
     except OSError as error:
         raise CheckpointError(f"checkpoint {target} cannot be written: {error}") from error
     return target
+
+
+def _intact(path: Path) -> bool:
+    """Whether a checkpoint stands at `path` that its manifest, if it has one, vouches for."""
+    if not path.exists() or not manifest_path(path).exists():
+        return path.exists()
+    try:
+        _verify(path, path.read_bytes())
+    except CheckpointError:
+        return False
+    return True
 
 
 def load_checkpoint(path: Path | str) -> CheckpointState:
@@ -67,32 +82,37 @@ def load_checkpoint(path: Path | str) -> CheckpointState:
         content = target.read_bytes()
     except OSError as error:
         raise CheckpointError(f"checkpoint {target} cannot be read: {error.strerror}") from None
-    _verify(target, content)
+    described = manifest_path(target).exists()
+    if described:
+        _verify(target, content)
     try:
         values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).partition("\n")[0]
         raise CheckpointError(f"checkpoint {target} is refused: it is damaged or holds code ({reason})") from None
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise CheckpointError(f"checkpoint {target} is damaged: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # what the unpickler meets in a damaged file shows as almost any error
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise CheckpointError(f"checkpoint {target} is damaged: {reason}") from None
     names = set(CheckpointState.__dataclass_fields__)
-    if not isinstance(values, dict) or set(values) != names:
-        raise CheckpointError(f"checkpoint {target} is not ours: expected the keys {', '.join(sorted(names))}")
+    if (
+        not isinstance(values, dict)
+        or set(values) != names
+        or not all(isinstance(part, dict) for part in values.values())
+    ):
+        raise CheckpointError(f"checkpoint {target} is not ours: expected maps named {', '.join(sorted(names))}")
+    if not described:
+        warnings.warn(f"{target} has no manifest beside it, so damage cannot be noticed", stacklevel=2)
     return CheckpointState(**values)
 
 
 def _verify(path: Path, content: bytes) -> None:
-    manifest_file = manifest_path(path)
-    if not manifest_file.exists():
-        warnings.warn(f"{path} has no manifest beside it, so damage cannot be noticed", stacklevel=3)
-        return
-    manifest = _read_manifest(manifest_file)
+    manifest = _read_manifest(manifest_path(path))
     if manifest["format"] > FORMAT_VERSION:
         raise CheckpointError(
             f"checkpoint {path} has format {manifest['format']}, this version reads up to {FORMAT_VERSION}: upgrade"
         )
     digest = hashlib.sha256(content).hexdigest()
-    if digest not in (manifest["sha256"], manifest.get("replaces")):
+    if digest not in (manifest.get("sha256"), manifest.get("replaces")):
         raise CheckpointError(
             f"checkpoint {path} is damaged: {len(content)} bytes with another SHA-256 than its manifest says"
         )
@@ -101,9 +121,11 @@ def _verify(path: Path, content: bytes) -> None:
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        return {"format": int(manifest["format"]), **manifest}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"manifest {path} is damaged: {error!r}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"manifest {path} is damaged: {error}") from None
+    if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
+        raise CheckpointError(f"manifest {path} is damaged: it names no format")
+    return manifest
 
 
 def step_checkpoints(directory: Path) -> list[Path]:

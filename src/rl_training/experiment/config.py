@@ -30,9 +30,9 @@ def _plain(value: Any) -> Any:
     raise ValueError(f"holds a {type(value).__name__}; only plain values (numbers, strings, lists, maps) are kept")
 
 
-def _checked_plain(values: dict[str, Any]) -> dict[str, Any]:
-    _plain(values)
-    return values
+def _checked_plain(value: Any) -> Any:
+    _plain(value)
+    return value
 
 
 def _known_device(name: str) -> str:
@@ -41,7 +41,7 @@ def _known_device(name: str) -> str:
     return name
 
 
-PlainDict = Annotated[dict[str, Any], AfterValidator(_checked_plain)]
+PlainDict = dict[str, Annotated[Any, AfterValidator(_checked_plain)]]
 Name = Annotated[str, Field(strict=True, min_length=1)]
 
 

@@ -14,12 +14,13 @@ import yaml
 
 from rl_training.errors import RunDirectoryError
 from rl_training.experiment.config import TrainConfig, plain_config
+from rl_training.experiment.dialect import ConfigDumper
 from rl_training.experiment.files import write_text
 
 METRICS_FILE = "metrics.jsonl"
 METADATA_FILE = "metadata.json"
 CURVE_FILE = "learning_curve.png"
-_MAX_NAME = 80  # characters per part, so that a whole id stays below file-system limits
+_MAX_NAME = 70  # characters per part: with three of them and a seed, a whole id stays below 255
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,10 @@ def create_run_context(config: TrainConfig, run_suffix: str | None = None) -> Ru
     """Create a new run directory below `output_dir`; two runs never share one."""
     suffix = slug(run_suffix) if run_suffix is not None else _unique_suffix()
     run_id = f"{slug(config.algo)}__{slug(config.env_id)}__seed{config.seed}__{suffix}"
-    root = config.output_dir.resolve()
     context = context_of(config.output_dir / run_id)
-    if context.run_dir.resolve().parent != root:
-        raise RunDirectoryError(f"{context.run_dir} would lie outside {root}")
     try:
+        if context.run_dir.resolve().parent != config.output_dir.resolve():
+            raise RunDirectoryError(f"{context.run_dir} would lie outside {config.output_dir}")
         config.output_dir.mkdir(parents=True, exist_ok=True)
         context.run_dir.mkdir()  # atomic: of two processes, one fails here
         context.checkpoints_dir.mkdir()
@@ -76,7 +76,7 @@ def create_run_context(config: TrainConfig, run_suffix: str | None = None) -> Ru
         raise RunDirectoryError(
             f"{context.run_dir} exists: choose another suffix, or continue it with `rl-training resume`"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise RunDirectoryError(f"output directory {config.output_dir} cannot be written: {error}") from None
     return context
 
@@ -87,9 +87,12 @@ def _unique_suffix() -> str:
 
 def check_output_dir(config: TrainConfig) -> None:
     """Refuse, before anything is built, an output directory that could not take a run."""
-    existing = config.output_dir.absolute()
-    while not existing.exists():
-        existing = existing.parent
+    try:
+        existing = config.output_dir.resolve()
+        while not existing.exists():
+            existing = existing.parent
+    except (OSError, ValueError, RuntimeError) as error:  # a name too long, NUL, a link to itself
+        raise RunDirectoryError(f"output directory {config.output_dir} cannot be used: {error}") from None
     if not existing.is_dir():
         raise RunDirectoryError(f"output directory {config.output_dir}: {existing} is a file")
     if not os.access(existing, os.W_OK | os.X_OK):
@@ -98,14 +101,14 @@ def check_output_dir(config: TrainConfig) -> None:
 
 def write_config(context: RunContext, config: TrainConfig) -> None:
     """Write `config.yaml`, which `train --config` reads back."""
-    write_text(context.config_path, yaml.safe_dump(plain_config(config), sort_keys=False))
+    write_text(context.config_path, yaml.dump(plain_config(config), Dumper=ConfigDumper, sort_keys=False))
 
 
 def read_metadata(context: RunContext) -> dict[str, Any]:
     """What `metadata.json` says."""
     try:
         values = json.loads(context.metadata_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{context.run_dir} is not a run directory: {error}") from None
     if not isinstance(values, dict):
         raise RunDirectoryError(f"{context.metadata_path} does not hold a JSON object")

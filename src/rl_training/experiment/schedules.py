@@ -24,7 +24,7 @@ class Schedule(StrictModel):
 
 def _from_number(value: Any) -> Any:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return Schedule(start=float(value))
+        return Schedule(start=value)
     if isinstance(value, (dict, Schedule)):
         return value
     raise ValueError("give a number, or {schedule: linear, start: 3e-4, end: 0.0}")

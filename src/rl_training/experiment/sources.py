@@ -1,6 +1,5 @@
 """Where a config's values come from: YAML files, shipped presets and command-line flags, merged in that order."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,8 @@ import yaml
 
 from rl_training.errors import ConfigError, Problem
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.dialect import ConfigLoader
+from rl_training.experiment.validation import config_error
 
 KeyPath = tuple[str, ...]
 
@@ -37,41 +38,44 @@ class ResolvedConfig:
     sources: dict[KeyPath, str]
 
 
-class _ConfigLoader(yaml.SafeLoader):
-    """The safe loader, which also reads `3e-4` as a number (YAML 1.1 wants a dot there)."""
-
-
-_ConfigLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
-
-
 def read_yaml(path: Path, source: str = "file") -> Layer:
     """One YAML file as a layer; every error names the file and the line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from None
-    loader = _ConfigLoader(text)
     try:
-        node = loader.get_single_node()
-        lines = dict(_key_lines(node)) if node is not None else {}
-        values = loader.construct_document(node) if node is not None else {}
+        values, lines = _parse(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}:{line}: {error.problem}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {error}") from None
-    finally:
-        loader.dispose()
     if not isinstance(values, dict):
         raise ConfigError(f"{path}:1: expected a map of config keys, got {type(values).__name__}")
     return Layer(source, values, path, lines)
 
 
+def _parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
+    """A document's value, an empty one's being `{}`, and the line of every key and list item."""
+    loader = ConfigLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return {}, {}
+        lines = dict(_key_lines(node))
+        return loader.construct_document(node), lines
+    except RecursionError:
+        raise yaml.YAMLError("nested too deeply, or refers to itself") from None
+    finally:
+        loader.dispose()
+
+
 def _key_lines(node: yaml.Node, above: KeyPath = ()) -> Iterator[tuple[KeyPath, int]]:
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield (*above, str(index)), item.start_mark.line + 1
+            yield from _key_lines(item, (*above, str(index)))
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()
@@ -95,9 +99,10 @@ def read_assignments(assignments: Sequence[str]) -> Layer:
         if not equals or not all(keys):
             raise ConfigError(f"--set {assignment}: give key=value, such as algo_kwargs.learning_rate=1e-3")
         try:
-            value = yaml.load(text, Loader=_ConfigLoader)
-        except yaml.YAMLError:
-            raise ConfigError(f"--set {assignment}: the value is not valid YAML") from None
+            value = _parse(text)[0] if text.strip() else None
+        except yaml.YAMLError as error:
+            reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
+            raise ConfigError(f"--set {assignment}: the value cannot be read ({reason})") from None
         target = values
         for key in keys[:-1]:
             target = target.setdefault(key, {})
@@ -120,11 +125,11 @@ def resolve_config(layers: Iterable[Layer]) -> ResolvedConfig:
     stack = list(layers)
     values: dict[str, Any] = {}
     sources: dict[KeyPath, str] = {}
-    for layer in stack:
-        for path, value in _settings(layer.values):
-            _assign(values, path, value)
-            sources[path] = layer.source
     try:
+        for layer in stack:
+            for path, value in _settings(layer.values):
+                _assign(values, path, value)
+                sources[path] = layer.source
         return ResolvedConfig(TrainConfig(**values), sources)
     except ConfigError as error:
         raise located(error, stack) from None
@@ -144,7 +149,7 @@ def _assign(values: dict[str, Any], path: KeyPath, value: Any) -> None:
         return
     section = values.setdefault(path[0], {})
     if not isinstance(section, dict):
-        raise ConfigError(f"{path[0]}={section!r}: give a map of names to values")
+        raise config_error([Problem(path[:1], f"{path[0]}={section!r}: give a map of names to values")])
     section[path[1]] = value
 
 

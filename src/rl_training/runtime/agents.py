@@ -13,7 +13,7 @@ from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.policies.base import Array
 from rl_training.runtime.evaluator import Evaluator
-from rl_training.runtime.run_utils import restore_learner
+from rl_training.runtime.run_utils import refusing_misfits
 from rl_training.runtime.types import MetricDict
 
 BuildLearner = Callable[[TrainConfig, spaces.Space[Any], spaces.Space[Any]], Learner]
@@ -39,8 +39,10 @@ def build_agent(build_learner: BuildLearner, config: TrainConfig, state: Checkpo
     learner = build_learner(config, observation_space, action_space)
     if state is None:
         return Agent(config, learner, observation_space, action_space)
-    restore_learner(learner, state)
-    return Agent(config, learner, observation_space, action_space, int(state.trainer_state["global_step"]))
+    with refusing_misfits(config):
+        learner.load_state_dict(state.algorithm_state)
+        step = int(state.trainer_state["global_step"])
+    return Agent(config, learner, observation_space, action_space, step)
 
 
 def evaluate_agent(agent: Agent, num_episodes: int) -> MetricDict:

@@ -18,7 +18,6 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from rl_training import __version__
-from rl_training.algorithms.base import Learner
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
 from rl_training.experiment.config import TrainConfig, plain_config
@@ -127,13 +126,13 @@ def save_training_checkpoint(
     return save_checkpoint(run_context.checkpoints_dir / name, state)
 
 
-def restore_learner(learner: Learner, state: CheckpointState) -> None:
-    """Load a checkpoint's weights, optimizer and streams into a learner that was built from its config."""
+@contextmanager
+def refusing_misfits(config: TrainConfig) -> Iterator[None]:
+    """Answer a saved state that does not fit what was built from its config."""
     try:
-        learner.load_state_dict(state.algorithm_state)
+        yield
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f"the checkpoint does not fit its own config or this environment: {reason}") from error
+        raise CheckpointError(f"the checkpoint does not fit {config.algo} on {config.env_id}: {error!r}") from error
 
 
 def end_run(context: RunContext, **outcome: Any) -> None:

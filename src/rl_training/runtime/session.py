@@ -30,8 +30,8 @@ from rl_training.runtime.run_utils import (
     create_training_run,
     end_run,
     limited_threads,
+    refusing_misfits,
     reopen_training_run,
-    restore_learner,
     save_training_checkpoint,
 )
 from rl_training.runtime.trainer import Status, TrainerState, TrainResult
@@ -297,9 +297,10 @@ def _open_session(
 ) -> TrainingSession:
     saved = options.checkpoint_state
     if saved is not None:  # before any file is made: a state that does not fit is a set-up error
-        restore_learner(parts.learner, saved)
-        parts.buffer.load_state_dict(saved.buffer_state)
-        parts.envs.tracker.load_state_dict(saved.trainer_state["envs"])
+        with refusing_misfits(config):
+            parts.learner.load_state_dict(saved.algorithm_state)
+            parts.buffer.load_state_dict(saved.buffer_state)
+            parts.envs.tracker.load_state_dict(saved.trainer_state["envs"])
     if options.run_dir is not None and saved is not None:
         run = reopen_training_run(options.run_dir, config, saved.trainer_state["global_step"])
     else:
@@ -307,6 +308,7 @@ def _open_session(
     session = TrainingSession(config, parts, run, callbacks)
     if saved is not None:
         session.restore(saved.trainer_state)
+    if saved is not None and options.run_dir is None:
         parent = {"run_id": saved.metadata["run_id"], "step": session.state.global_step}
         update_metadata(run.run_context, parent=parent)
     return session

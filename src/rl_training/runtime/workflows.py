@@ -56,7 +56,10 @@ def continued_config(state: CheckpointState, total_timesteps: int | None) -> Tra
     if total_timesteps is not None:
         config = TrainConfig(**{**state.config, "total_timesteps": total_timesteps})
     get_algorithm_spec(config.algo).resolve_params_fn(config)
-    done = int(state.trainer_state["global_step"])
+    try:
+        done = int(state.trainer_state["global_step"])
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError("the checkpoint does not say how far it was trained") from None
     if done >= config.total_timesteps:
         raise ConfigError(
             f"total_timesteps={config.total_timesteps}: already trained for {done} steps; give a larger budget to go on"

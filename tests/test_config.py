@@ -1,0 +1,298 @@
+"""What a config accepts, what it refuses and how it says so, before any file is made."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import TINY_PPO, MakeConfig
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_training.algorithms.ppo import PPOParams
+from rl_training.cli import load_config
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig, plain_config, with_resolved_params
+from rl_training.experiment.default_manager import DefaultExperimentManager
+from rl_training.experiment.runs import context_of, write_config
+from rl_training.experiment.schedules import Schedule
+from rl_training.runtime.ppo_trainer import resolve_ppo_params, train_ppo
+
+NAN, INF = math.nan, math.inf
+SECTION = "algo_kwargs."
+
+
+def config_values(output_dir: Path, field: str, value: Any) -> dict[str, Any]:
+    """A config that trains, but for one field; `algo_kwargs.` before its name puts it among the parameters."""
+    values: dict[str, Any] = {
+        "algo": "ppo",
+        "env_id": "CartPole-v1",
+        "total_timesteps": 64,
+        "num_envs": 4,
+        "output_dir": output_dir,
+        "algo_kwargs": dict(TINY_PPO),
+    }
+    if field.startswith(SECTION):
+        values["algo_kwargs"][field.removeprefix(SECTION)] = value
+    else:
+        values[field] = value
+    return values
+
+
+BAD_VALUES: list[tuple[str, Any]] = [
+    ("algo", ""),
+    ("algo", 5),
+    ("algo", "a2c"),
+    ("env_id", ""),
+    ("env_id", None),
+    ("seed", -1),
+    ("seed", 1.0),
+    ("seed", 256.9),
+    ("seed", "3"),
+    ("seed", True),
+    ("seed", None),
+    ("seed", NAN),
+    ("seed", 2**63),
+    ("total_timesteps", 0),
+    ("total_timesteps", -5),
+    ("total_timesteps", 1e5),
+    ("output_dir", 5),
+    ("output_dir", None),
+    ("device", "gpu"),
+    ("device", "cuda:"),
+    ("num_envs", 0),
+    ("num_envs", True),
+    ("vectorization", "threads"),
+    ("num_threads", 0),
+    ("eval_episodes", -1),
+    ("eval_interval", -1),
+    ("log_interval", 0),
+    ("checkpoint_interval", 0.5),
+    ("checkpoint_seconds", -1.0),
+    ("checkpoint_seconds", INF),
+    ("checkpoint_seconds", NAN),
+    ("checkpoint_seconds", "300"),
+    ("checkpoint_seconds", True),
+    ("keep_checkpoints", 0),
+    ("tags", "one"),
+    ("tags", 5),
+    ("algo_kwargs", None),
+    ("algo_kwargs", [1]),
+    ("env_kwargs", "text"),
+    ("algo_kwargs.num_steps", 0),
+    ("algo_kwargs.num_steps", 256.9),
+    ("algo_kwargs.num_steps", "16"),
+    ("algo_kwargs.num_steps", True),
+    ("algo_kwargs.update_epochs", 0),
+    ("algo_kwargs.minibatch_size", 0),
+    ("algo_kwargs.minibatch_size", 65),  # 16 steps of 4 envs give 64
+    ("algo_kwargs.hidden_sizes", 64),
+    ("algo_kwargs.hidden_sizes", []),
+    ("algo_kwargs.activation", "gelu"),
+    ("algo_kwargs.learning_rate", 0),
+    ("algo_kwargs.learning_rate", -1e-3),
+    ("algo_kwargs.learning_rate", NAN),
+    ("algo_kwargs.learning_rate", INF),
+    ("algo_kwargs.learning_rate", "3e-4"),
+    ("algo_kwargs.learning_rate", True),
+    ("algo_kwargs.learning_rate", None),
+    ("algo_kwargs.learning_rate", [1e-3]),
+    ("algo_kwargs.learning_rate", {"schedule": "cosine", "start": 1e-3}),
+    ("algo_kwargs.learning_rate", {"schedule": "linear"}),
+    ("algo_kwargs.learning_rate", {"start": 1e-3, "end": -1e-3}),
+    ("algo_kwargs.clip_coef", 0.0),
+    ("algo_kwargs.clip_vf_coef", 0.0),
+    ("algo_kwargs.ent_coef", -0.1),
+    ("algo_kwargs.vf_coef", "0.5"),
+    ("algo_kwargs.gamma", 5),
+    ("algo_kwargs.gamma", -0.1),
+    ("algo_kwargs.gamma", NAN),
+    ("algo_kwargs.gamma", True),
+    ("algo_kwargs.gae_lambda", 1.1),
+    ("algo_kwargs.normalize_advantages", 1),
+    ("algo_kwargs.normalize_advantages", "yes"),
+    ("algo_kwargs.max_grad_norm", 0.0),
+    ("algo_kwargs.target_kl", -0.01),
+    ("algo_kwargs.log_std_init", INF),
+    ("algo_kwargs.adam_eps", 0.0),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_VALUES, ids=str)
+def test_a_bad_value_is_refused_by_field_and_value_before_any_file_is_made(
+    field: str, value: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train_ppo(_known_algo(TrainConfig(**config_values(tmp_path / "runs", field, value))))
+    assert f"{field}={value!r}: " in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _known_algo(config: TrainConfig) -> TrainConfig:
+    """Set up through the manager, which is where the algorithm's name and parameters are looked at first."""
+    DefaultExperimentManager().setup(config)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "shown"),
+    [
+        ("tags", ["one", 2], "tags.1=2: "),
+        ("algo_kwargs.hidden_sizes", [64, 0], "algo_kwargs.hidden_sizes.1=0: "),
+        ("algo_kwargs.hidden_sizes", [64.0], "algo_kwargs.hidden_sizes.0=64.0: "),
+        ("algo_kwargs.hidden_sizes", ["64"], "algo_kwargs.hidden_sizes.0='64': "),
+        ("env_kwargs", {1: 2}, "env_kwargs.1"),
+        ("env_kwargs", {"kinds": {1, 2}}, "env_kwargs.kinds={1, 2}: holds a set; only plain values"),
+        ("env_kwargs", {"deep": [{1: 2}]}, "env_kwargs.deep=[{1: 2}]: keys must be strings"),
+        ("algo_kwargs.learning_rate", 10**400, "algo_kwargs.learning_rate=1000"),
+    ],
+    ids=str,
+)
+def test_a_bad_item_is_refused_by_its_place(field: str, value: Any, shown: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train_ppo(TrainConfig(**config_values(tmp_path / "runs", field, value)))
+    assert shown in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("algo_kwargs.gamma", 5, "less than or equal to 1"),
+        ("num_envs", 0, "greater than or equal to 1"),
+        ("device", "gpu", "auto, cpu, cuda, cuda:N, mps"),
+        ("vectorization", "threads", "'sync' or 'async'"),
+        ("algo_kwargs.activation", "gelu", "'tanh' or 'relu'"),
+        ("algo_kwargs.minibatch_size", 65, "exceeds the rollout of 64 (16 steps x 4 envs)"),
+        ("algo_kwargs.learning_rate", "3e-4", "give a number, or {schedule: linear"),
+        ("tags", "one", "give a list"),
+        ("env_kwargs", [], "give a map"),
+    ],
+    ids=str,
+)
+def test_a_refusal_says_what_is_allowed(field: str, value: Any, allowed: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_ppo_params(TrainConfig(**config_values(tmp_path, field, value)))
+    assert allowed in str(caught.value)
+
+
+def test_all_problems_are_told_at_once(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config(env_id="", seed=-1, nun_envs=2)
+    assert [problem.path for problem in caught.value.problems] == [("env_id",), ("seed",), ("nun_envs",)]
+    assert all(problem.text in str(caught.value) for problem in caught.value.problems)
+
+
+def _misspelt(name: str) -> list[tuple[str, str]]:
+    middle = len(name) // 2
+    return [(name, name[:middle] + name[middle + 1 :]), (name, name[:middle] + name[middle] + name[middle:])]
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [pair for name in TrainConfig.model_fields for pair in _misspelt(name)], ids=str
+)
+def test_a_misspelt_key_is_refused_with_the_nearest_name(name: str, given: str, tmp_path: Path) -> None:
+    values = config_values(tmp_path / "runs", "seed", 7)
+    values[given] = values.pop(name, None)
+    with pytest.raises(ConfigError, match=f"{given}: unknown key; did you mean '{name}'\\?"):
+        TrainConfig(**values)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [pair for name in PPOParams.model_fields for pair in _misspelt(name)], ids=str
+)
+def test_a_misspelt_parameter_is_refused_with_the_nearest_name(name: str, given: str, tmp_path: Path) -> None:
+    config = TrainConfig(**config_values(tmp_path / "runs", SECTION + given, 1))
+    expected = f"algo_kwargs.{given}: unknown key; did you mean '{name}'\\?"
+    with pytest.raises(ConfigError, match=expected):
+        DefaultExperimentManager().setup(config)
+    with pytest.raises(ConfigError, match=expected):
+        train_ppo(config)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_misspelt_key_of_a_schedule_is_refused_with_the_nearest_name(make_config: MakeConfig) -> None:
+    config = make_config(algo_kwargs={"learning_rate": {"schedule": "linear", "strat": 1e-3}})
+    with pytest.raises(ConfigError, match=r"algo_kwargs\.learning_rate=.*strat: unknown key; did you mean 'start'\?"):
+        resolve_ppo_params(config)
+
+
+def test_a_key_like_no_other_is_refused_with_all_known_names(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=r"qqq: unknown key; known here: .*env_id.*total_timesteps"):
+        make_config(qqq=1)
+
+
+def test_lists_and_texts_become_tuples_and_paths(make_config: MakeConfig) -> None:
+    config = make_config(output_dir="some/where", tags=["a", "b"])
+    assert config.output_dir == Path("some/where")
+    assert config.tags == ("a", "b")
+
+
+def test_whole_numbers_are_taken_where_a_float_is_meant(make_config: MakeConfig) -> None:
+    params = resolve_ppo_params(make_config(algo_kwargs={"gamma": 1, "learning_rate": 1}))
+    assert (params.gamma, params.learning_rate) == (1.0, Schedule(start=1.0))
+
+
+def test_a_config_cannot_be_changed(make_config: MakeConfig) -> None:
+    config = make_config()
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 8  # type: ignore[misc]  # what the type checker forbids must not work either
+    assert config.seed == 7
+
+
+def test_a_number_is_a_constant_schedule(make_config: MakeConfig) -> None:
+    schedule = resolve_ppo_params(make_config(algo_kwargs={"learning_rate": 1e-3})).learning_rate
+    assert [schedule.value(step, 1000) for step in (0, 500, 1000, 2000)] == [1e-3] * 4
+
+
+def test_a_linear_schedule_ends_with_the_budget_and_stays_there(make_config: MakeConfig) -> None:
+    given = {"schedule": "linear", "start": 0.5, "end": 0.25}
+    schedule = resolve_ppo_params(make_config(algo_kwargs={"clip_coef": given})).clip_coef
+    assert [schedule.value(step, 1000) for step in (0, 500, 1000, 2000)] == [0.5, 0.375, 0.25, 0.25]
+
+
+def test_a_linear_schedule_ends_at_zero_unless_told_otherwise(make_config: MakeConfig) -> None:
+    given = {"schedule": "linear", "start": 0.5}
+    schedule = resolve_ppo_params(make_config(algo_kwargs={"learning_rate": given})).learning_rate
+    assert schedule.value(1000, 1000) == 0.0
+
+
+def test_resolved_parameters_are_written_out_and_read_back_equal(make_config: MakeConfig) -> None:
+    config = make_config(algo_kwargs={"learning_rate": {"schedule": "linear", "start": 1e-3}})
+    params = resolve_ppo_params(config)
+    written = with_resolved_params(config, params)
+    assert set(written.algo_kwargs) == set(PPOParams.model_fields)
+    assert written.algo_kwargs["clip_coef"] == 0.2
+    assert written.algo_kwargs["learning_rate"] == {"schedule": "linear", "start": 1e-3, "end": 0.0}
+    assert resolve_ppo_params(written) == params
+
+
+def test_a_plain_config_survives_yaml(make_config: MakeConfig) -> None:
+    config = make_config(tags=["a", "b"], env_kwargs={"sizes": [1, 2.5], "names": {"x": None, "y": True}})
+    plain = plain_config(config)
+    assert plain["output_dir"] == str(config.output_dir)
+    assert plain["tags"] == ["a", "b"]
+    assert TrainConfig(**yaml.safe_load(yaml.safe_dump(plain))) == config
+
+
+_TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
+    ["3e-4", "1E5", ".5e1", "1e5x", "2024-01-01", "null", "yes", "0x1f", "1_000", "1:30", "~", "=", "<<"]
+)
+_PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(env_kwargs=st.dictionaries(_TEXTS, _PLAIN, max_size=3), tags=st.lists(_TEXTS, max_size=3))
+def test_what_a_run_writes_as_its_config_is_what_it_was(
+    env_kwargs: dict[str, Any], tags: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    context = context_of(tmp_path_factory.getbasetemp())
+    config = TrainConfig(algo="ppo", env_id="CartPole-v1", tags=tuple(tags), env_kwargs=env_kwargs)
+    write_config(context, config)
+    assert load_config(context.config_path) == config

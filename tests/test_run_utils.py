@@ -1,0 +1,231 @@
+"""What every trainer needs around its loop: the device, the run directory with its files, its checkpoints."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from conftest import MakeConfig
+
+import rl_training
+from rl_training.cli import load_config
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.runs import read_metadata, read_metrics
+from rl_training.runtime.run_utils import (
+    create_training_run,
+    end_run,
+    limited_threads,
+    reopen_training_run,
+    resolve_device,
+    save_training_checkpoint,
+    serialize_train_config,
+)
+
+GIT = ["git", "-c", "user.name=test", "-c", "user.email=test@example.org"]
+
+
+def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    del args, kwargs
+    raise RuntimeError("CUDA error: out of memory")
+
+
+def test_auto_falls_back_to_the_cpu_when_the_tiny_allocation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "empty", refuse)
+    assert resolve_device("auto") == torch.device("cpu")
+
+
+def test_auto_is_cuda_when_the_tiny_allocation_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "empty", lambda *size, device: asked.append((size, device)))
+    assert resolve_device("auto") == torch.device("cuda")
+    assert asked == [((1,), "cuda")]
+
+
+def test_auto_does_not_touch_cuda_when_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "empty", pytest.fail)
+    assert resolve_device("auto") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:1", "mps"])
+def test_a_named_device_that_does_not_work_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(ConfigError, match=f"device='{name}': not usable on this machine; use 'auto' or 'cpu'"):
+        resolve_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here CUDA works")
+def test_cuda_is_refused_where_torch_has_none() -> None:
+    with pytest.raises(ConfigError, match="device='cuda'"):
+        resolve_device("cuda")
+
+
+def test_the_cpu_is_the_cpu() -> None:
+    assert resolve_device("cpu") == torch.device("cpu")
+
+
+def test_a_serialized_config_is_plain(make_config: MakeConfig) -> None:
+    config = make_config(tags=["a", "b"])
+    serialized = serialize_train_config(config)
+    assert serialized["output_dir"] == str(config.output_dir)
+    assert serialized["tags"] == ["a", "b"]
+    assert json.loads(json.dumps(serialized)) == serialized
+    assert type(config)(**serialized) == config
+
+
+def test_thread_counts_are_given_back_even_after_an_error() -> None:
+    before = torch.get_num_threads()
+    with limited_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+    with pytest.raises(RuntimeError, match="out of memory"), limited_threads(before + 1):
+        refuse()
+    assert torch.get_num_threads() == before
+
+
+def test_a_new_run_has_its_files(make_config: MakeConfig) -> None:
+    config = make_config(tags=["tag"])
+    run = create_training_run(config, "first")
+    run.close()
+    context = run.run_context
+    assert context.run_dir == config.output_dir / "ppo__CartPole-v1__seed7__first"
+    assert {path.name for path in context.run_dir.iterdir()} == {
+        "checkpoints",
+        "config.yaml",
+        "metadata.json",
+        "metrics.jsonl",
+        "tensorboard",
+    }
+    assert load_config(context.config_path) == config
+
+
+def test_metadata_says_who_what_where_when_and_with_which_versions(make_config: MakeConfig) -> None:
+    config = make_config(tags=["tag"])
+    run = create_training_run(config)
+    run.close()
+    metadata = read_metadata(run.run_context)
+    assert metadata["run_id"] == run.run_context.run_id
+    assert metadata["status"] == "running"
+    assert (metadata["algo"], metadata["env_id"], metadata["seed"]) == ("ppo", "CartPole-v1", 7)
+    assert (metadata["total_timesteps"], metadata["global_step"]) == (128, 0)
+    assert metadata["tags"] == ["tag"]
+    assert metadata["command"] == sys.argv
+    assert metadata["host"]["process"] == os.getpid()
+    assert metadata["host"]["name"] == platform.node()
+    assert metadata["started_at"]
+    assert metadata["ended_at"] is None
+    assert metadata["versions"] == {
+        "rl_training": rl_training.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "gymnasium": gymnasium.__version__,
+    }
+
+
+def recorded_commit(make_config: MakeConfig) -> object:
+    run = create_training_run(make_config())
+    run.close()
+    return read_metadata(run.run_context)["git_commit"]
+
+
+def test_metadata_names_the_commit_and_marks_changes(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert recorded_commit(make_config) is None
+    source = tmp_path / "source.txt"
+    source.write_text("one")
+    for command in (["init", "-q"], ["add", "source.txt"], ["commit", "-qm", "first"]):
+        subprocess.run([*GIT, *command], check=True)
+    head = subprocess.run([*GIT, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert recorded_commit(make_config) == head
+    source.write_text("two")
+    assert recorded_commit(make_config) == f"{head}-dirty"
+
+
+def test_closing_a_run_twice_is_fine(make_config: MakeConfig) -> None:
+    run = create_training_run(make_config())
+    run.logger.log_metrics({"loss": 1.0}, step=1)
+    run.close()
+    run.close()
+    assert [(row["step"], row["loss"]) for row in read_metrics(run.run_context)] == [(1, 1.0)]
+
+
+def test_numbers_that_json_does_not_know_are_logged_as_null(make_config: MakeConfig) -> None:
+    run = create_training_run(make_config())
+    run.logger.log_metrics({"nan": float("nan"), "inf": float("inf")}, step=1)
+    run.close()
+    (row,) = read_metrics(run.run_context)
+    assert (row["nan"], row["inf"]) == (None, None)
+
+
+def test_the_end_of_a_run_is_added_to_its_metadata(make_config: MakeConfig) -> None:
+    run = create_training_run(make_config())
+    run.close()
+    end_run(run.run_context, status="completed", best_return=3.5)
+    metadata = read_metadata(run.run_context)
+    assert (metadata["status"], metadata["best_return"], metadata["seed"]) == ("completed", 3.5, 7)
+    assert metadata["ended_at"] >= metadata["started_at"]
+
+
+def test_a_reopened_run_drops_what_was_measured_after_the_checkpoint(make_config: MakeConfig) -> None:
+    config = make_config()
+    run = create_training_run(config)
+    for step in (10, 20, 30):
+        run.logger.log_metrics({"loss": float(step)}, step=step)
+    run.close()
+    end_run(run.run_context, status="interrupted")
+    longer = config.model_copy(update={"total_timesteps": 256})
+    again = reopen_training_run(run.run_context.run_dir, longer, step=20)
+    again.logger.log_metrics({"loss": 0.0}, step=25)
+    again.close()
+    assert [row["step"] for row in read_metrics(run.run_context)] == [10, 20, 25]
+    metadata = read_metadata(run.run_context)
+    assert (metadata["status"], metadata["ended_at"]) == ("running", None)
+    assert [entry["step"] for entry in metadata["resumed"]] == [20]
+    assert load_config(run.run_context.config_path) == longer
+
+
+def save(make_config: MakeConfig, **options: Any) -> Path:
+    config = make_config()
+    run = create_training_run(config)
+    run.close()
+    return save_training_checkpoint(
+        run_context=run.run_context,
+        config=config,
+        algorithm_state={"weights": torch.arange(3)},
+        buffer_state={"position": 0},
+        trainer_state={"global_step": 42},
+        metrics={"eval_return_mean": 1.5},
+        **options,
+    )
+
+
+def test_a_training_checkpoint_is_named_by_its_step_and_loads(make_config: MakeConfig) -> None:
+    path = save(make_config)
+    assert (path.name, path.parent.name) == ("step_42.pt", "checkpoints")
+    state = load_checkpoint(path)
+    assert state.algorithm_state["weights"].tolist() == [0, 1, 2]
+    assert (state.buffer_state, state.trainer_state) == ({"position": 0}, {"global_step": 42})
+    assert state.config == serialize_train_config(make_config())
+    assert state.metadata["metrics"] == {"eval_return_mean": 1.5}
+    assert state.metadata["run_id"] == path.parents[1].name
+    assert state.metadata["versions"]["torch"] == torch.__version__
+
+
+def test_a_training_checkpoint_may_have_another_name(make_config: MakeConfig) -> None:
+    path = save(make_config, name="best.pt")
+    assert path.name == "best.pt"
+    assert load_checkpoint(path).trainer_state == {"global_step": 42}
