@@ -1,0 +1,418 @@
+"""The command line: one line per user error and nothing made, plans that come true, and every way a run can go on."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import TINY_PPO
+
+import rl_training
+from rl_training.cli import main
+from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint, step_checkpoints
+from rl_training.experiment.runs import context_of, read_metadata, read_metrics
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(rl_training.__file__).parents[1])}
+
+TINY: dict[str, Any] = {
+    "algo": "ppo",
+    "env_id": "CartPole-v1",
+    "seed": 7,
+    "total_timesteps": 128,
+    "num_envs": 4,
+    "eval_episodes": 2,
+    "eval_interval": 64,
+    "checkpoint_interval": 64,
+    "algo_kwargs": TINY_PPO,
+}
+
+
+def write_config(directory: Path, **changes: Any) -> Path:
+    path = directory / "tiny.yaml"
+    path.write_text(yaml.safe_dump({**TINY, **changes}))
+    return path
+
+
+def train(directory: Path, **changes: Any) -> Path:
+    """Train below `directory`, from a file, and give the run's directory."""
+    output_dir = directory / "runs"
+    known = set(output_dir.iterdir()) if output_dir.exists() else set()
+    assert main(["train", "--config", str(write_config(directory, **changes)), "--output-dir", str(output_dir)]) == 0
+    (run_dir,) = set(output_dir.iterdir()) - known
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run that tests only read."""
+    return train(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture
+def own_run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change."""
+    return Path(shutil.copytree(trained, tmp_path / "runs" / trained.name))
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory, below which the default output directory would appear."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def imported_modules(*arguments: str) -> set[str]:
+    command = [sys.executable, "-X", "importtime", *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=ENVIRONMENT)
+    return {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines() if line.startswith("import time:")}
+
+
+def test_help_answers_without_importing_torch() -> None:
+    modules = imported_modules("-m", "rl_training", "--help")
+    assert {"rl_training.cli", "typer"} <= modules
+    assert not {"torch", "gymnasium", "numpy"} & modules
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    modules = imported_modules("-c", "import rl_training; rl_training.__version__")
+    assert "rl_training" in modules
+    assert not {"torch", "gymnasium", "numpy", "pydantic"} & modules
+
+
+@pytest.mark.parametrize(
+    "argv", [["--help"], [], ["train", "--help"], ["eval", "--help"], ["resume", "--help"]], ids=str
+)
+def test_help_explains_and_exits_with_0(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("Usage: rl-training")
+    assert printed.err == ""
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{rl_training.__version__}\n"
+
+
+CARTPOLE = ["train", "--algo", "ppo", "--env", "CartPole-v1"]
+
+USER_ERRORS: dict[str, tuple[list[str], list[str]]] = {
+    "unknown command": (["tain"], ["tain"]),
+    "unknown option": (["train", "--sed", "3"], ["--sed"]),
+    "missing option": (["eval"], ["--checkpoint"]),
+    "missing value": (["train", "--config"], ["--config"]),
+    "text for a number": ([*CARTPOLE, "--seed", "three"], ["--seed", "integer"]),
+    "neither config nor algorithm": (["train"], ["--config FILE", "--algo and --env"]),
+    "algorithm without env": (["train", "--algo", "ppo"], ["--config FILE", "--algo and --env"]),
+    "missing file": (["train", "--config", "missing.yaml"], ["missing.yaml: cannot be read"]),
+    "bad yaml": (["train", "--config", "bad.yaml"], ["bad.yaml:2: "]),
+    "unknown key": (["train", "--config", "key.yaml"], ["key.yaml:3: sed: unknown key; did you mean 'seed'?"]),
+    "unknown parameter": ([*CARTPOLE, "--set", "algo_kwargs.gama=0.9"], ["algo_kwargs.gama", "did you mean 'gamma'?"]),
+    "malformed assignment": ([*CARTPOLE, "--set", "seed"], ["--set seed: give key=value"]),
+    "value out of range": ([*CARTPOLE, "--total-timesteps", "0"], ["total_timesteps=0"]),
+    "unknown algorithm": (["train", "--algo", "pppo", "--env", "CartPole-v1"], ["algo='pppo'", "did you mean 'ppo'?"]),
+    "unknown env": (
+        ["train", "--algo", "ppo", "--env", "CartPol-v1"],
+        ["unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'?"],
+    ),
+    "unknown version of an env": (["train", "--algo", "ppo", "--env", "CartPole-v77"], ["did you mean 'CartPole-v1'?"]),
+    "malformed env id": (["train", "--algo", "ppo", "--env", "Cart Pole"], ["Cart Pole"]),
+    "unknown module of an env": (["train", "--algo", "ppo", "--env", "nowhere:Env-v0"], ["No module named 'nowhere'"]),
+    "env arguments it does not take": (
+        [*CARTPOLE, "--set", "env_kwargs.gravity=3"],
+        ["CartPole-v1 with env_kwargs {'gravity': 3}", "unexpected keyword argument 'gravity'"],
+    ),
+    "env arguments it chokes on": (
+        ["train", "--algo", "ppo", "--env", "FrozenLake-v1", "--set", "env_kwargs.map_name=9x9"],
+        ["FrozenLake-v1 with env_kwargs {'map_name': '9x9'}", "KeyError: '9x9'"],
+    ),
+    "unusable device": ([*CARTPOLE, "--set", "device=cuda:99"], ["device='cuda:99'"]),
+    "output directory is a file": ([*CARTPOLE, "--output-dir", "bad.yaml"], ["bad.yaml is a file"]),
+    "resume of nothing": (["resume"], ["RUN_DIR or --checkpoint"]),
+    "resume of two things": (["resume", "a", "--checkpoint", "b"], ["either RUN_DIR or --checkpoint"]),
+    "resume of a missing run": (["resume", "missing"], ["checkpoint missing cannot be read"]),
+    "resume of nonsense": (["resume", "--checkpoint", "bad.yaml"], ["checkpoint bad.yaml is"]),
+    "resume of a directory without checkpoints": (["resume", "."], ["no intact checkpoint"]),
+    "eval of nonsense": (["eval", "--checkpoint", "bad.yaml"], ["checkpoint bad.yaml is"]),
+    "eval of an empty file": (["eval", "--checkpoint", "empty.pt"], ["checkpoint empty.pt is damaged"]),
+    "eval of a missing file": (["eval", "--checkpoint", "missing.pt"], ["missing.pt cannot be read"]),
+    "eval of no episodes": (["eval", "--checkpoint", "missing.pt", "--num-episodes", "0"], ["num_episodes=0"]),
+    "list of a missing directory": (["list", "missing"], ["missing is not a directory"]),
+}
+
+
+def assert_one_error_line(printed: str, *expected: str) -> None:
+    assert printed.startswith("error: ")
+    assert printed.endswith("\n")
+    assert printed.count("\n") == 1
+    for text in expected:
+        assert text in printed
+
+
+@pytest.mark.parametrize("name", USER_ERRORS)
+def test_a_user_error_is_one_line_and_makes_nothing(
+    name: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (workplace / "bad.yaml").write_text("algo: ppo\nenv_id: a: b\n")
+    (workplace / "key.yaml").write_text("algo: ppo\nenv_id: CartPole-v1\nsed: 1\n")
+    (workplace / "empty.pt").touch()
+    argv, expected = USER_ERRORS[name]
+    assert main(argv) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert_one_error_line(printed.err, *expected)
+    assert sorted(path.name for path in workplace.iterdir()) == ["bad.yaml", "empty.pt", "key.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "simulator", "extra"),
+    [("LunarLander-v3", "Box2D", "box2d"), ("HalfCheetah-v5", "mujoco", "mujoco"), ("ALE/Pong-v5", "ale_py", "atari")],
+)
+def test_a_missing_simulator_is_answered_with_the_command_that_installs_it(
+    env_id: str,
+    simulator: str,
+    extra: str,
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for module in [name for name in sys.modules if name.startswith(("gymnasium.envs.box2d", "gymnasium.envs.mujoco"))]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, simulator, None)
+    assert main(["train", "--algo", "ppo", "--env", env_id]) == 2
+    assert_one_error_line(capsys.readouterr().err, env_id, f"pip install 'rl-training[{extra}]'")
+    assert list(workplace.iterdir()) == []
+
+
+def test_resuming_to_a_smaller_budget_is_refused_and_changes_nothing(
+    own_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in own_run.rglob("*") if path.is_file()}
+    for source in ([str(own_run)], ["--checkpoint", str(own_run / "checkpoints" / "step_128.pt")]):
+        assert main(["resume", *source, "--total-timesteps", "100"]) == 2
+        assert_one_error_line(capsys.readouterr().err, "total_timesteps=100: already trained for 128 steps")
+    assert {path: path.read_bytes() for path in own_run.rglob("*") if path.is_file()} == before
+    assert list(own_run.parent.iterdir()) == [own_run]
+
+
+def test_checkpoints_outside_a_run_directory_are_not_resumed_in_place(
+    own_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own_run / "metadata.json").unlink()
+    assert main(["resume", str(own_run), "--total-timesteps", "256"]) == 2
+    assert_one_error_line(capsys.readouterr().err, "is no run directory; give one of the files to fork it")
+
+
+def test_a_finished_run_says_so_and_holds_its_files(trained: Path) -> None:
+    metadata = read_metadata(context_of(trained))
+    assert (metadata["status"], metadata["global_step"]) == ("completed", 128)
+    assert {path.name for path in (trained / "checkpoints").glob("*.pt")} == {"step_64.pt", "step_128.pt", "best.pt"}
+    assert load_checkpoint(trained / "checkpoints" / "step_128.pt").trainer_state["global_step"] == 128
+    assert {row["step"] for row in read_metrics(context_of(trained))} == {64, 128}
+
+
+def test_training_reports_its_result_and_where_it_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = train(tmp_path)
+    printed = capsys.readouterr()
+    assert f"Training ppo on CartPole-v1, seed 7, in {run_dir}" in printed.err
+    assert re.search(r"global_step +128", printed.out)
+    assert f"{run_dir}\n" in printed.out
+    assert f"{run_dir / 'checkpoints' / 'step_128.pt'}\n" in printed.out
+
+
+def test_flags_override_the_file(tmp_path: Path) -> None:
+    argv = ["train", "--config", str(write_config(tmp_path)), "--output-dir", str(tmp_path / "runs")]
+    assert main([*argv, "--seed", "3", "--total-timesteps", "64", "--set", "algo_kwargs.gamma=0.5"]) == 0
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert run_dir.name.startswith("ppo__CartPole-v1__seed3__")
+    written = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert (written["seed"], written["total_timesteps"], written["algo_kwargs"]["gamma"]) == (3, 64, 0.5)
+
+
+@pytest.mark.parametrize("source", [".", "checkpoints", "checkpoints/step_64.pt"])
+def test_eval_plays_the_episodes_of_a_file_or_a_run(
+    source: str, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", "--checkpoint", str(trained / source), "--num-episodes", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"eval_episodes +3 *\n", printed)
+    assert re.search(r"eval_return_mean +\d+\.\d\d", printed)
+
+
+def test_eval_takes_the_best_checkpoint_when_asked(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in step_checkpoints(own_run / "checkpoints"):
+        path.unlink()
+    assert main(["eval", "--checkpoint", str(own_run), "--num-episodes", "1"]) == 2
+    assert_one_error_line(capsys.readouterr().err, "no intact checkpoint")
+    assert main(["eval", "--checkpoint", str(own_run), "--num-episodes", "1", "--best"]) == 0
+
+
+def test_list_shows_every_run_the_unreadable_ones_too(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = own_run.parent
+    for name, content in {"torn": "{", "odd": '{"global_step": "many", "best_return": []}'}.items():
+        (root / name).mkdir()
+        (root / name / "metadata.json").write_text(content)
+    assert main(["list", str(root)]) == 0
+    rows = {line.split()[-1]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert re.match(rf"ppo +CartPole-v1 +7 +128 +\d+\.\d +completed +{own_run.name}", rows[own_run.name])
+    assert "unreadable" in rows["torn"]
+    assert "unreadable" in rows["odd"]
+
+
+def test_list_says_when_there_is_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no runs below {tmp_path}\n"
+
+
+def test_resuming_a_file_forks_a_new_run_that_names_its_parent(own_run: Path) -> None:
+    before = {path: path.read_bytes() for path in own_run.rglob("*") if path.is_file()}
+    moved = write_output_dir(own_run / "checkpoints" / "step_64.pt", own_run.parent)
+    assert main(["resume", "--checkpoint", str(moved), "--total-timesteps", "192"]) == 0
+    (fork,) = set(own_run.parent.iterdir()) - {own_run}
+    metadata = read_metadata(context_of(fork))
+    assert metadata["parent"] == {"run_id": own_run.name, "step": 64}
+    assert (metadata["status"], metadata["global_step"]) == ("completed", 192)
+    assert {row["step"] for row in read_metrics(context_of(fork))} == {128, 192}
+    assert {path: path.read_bytes() for path in own_run.rglob("*") if path.is_file()} == before
+
+
+def write_output_dir(checkpoint: Path, output_dir: Path) -> Path:
+    """The same checkpoint, elsewhere, of a run whose output directory was this one."""
+    state = load_checkpoint(checkpoint)
+    changed = replace(state, config={**state.config, "output_dir": str(output_dir)})
+    return save_checkpoint(output_dir.parent / checkpoint.name, changed)
+
+
+def test_resuming_a_run_directory_goes_on_in_place(own_run: Path) -> None:
+    assert main(["resume", str(own_run), "--total-timesteps", "256"]) == 0
+    assert list(own_run.parent.iterdir()) == [own_run]
+    metadata = read_metadata(context_of(own_run))
+    assert (metadata["status"], metadata["global_step"]) == ("completed", 256)
+    assert [entry["step"] for entry in metadata["resumed"]] == [128]
+    assert "parent" not in metadata
+    assert load_checkpoint(own_run / "checkpoints" / "step_256.pt").trainer_state["global_step"] == 256
+    evaluated = [row["step"] for row in read_metrics(context_of(own_run)) if "eval/mean_reward" in row]
+    assert evaluated == [64, 128, 192, 256]
+    assert yaml.safe_load((own_run / "config.yaml").read_text())["total_timesteps"] == 256
+
+
+def test_a_fork_that_goes_on_in_place_still_names_its_parent(own_run: Path) -> None:
+    moved = write_output_dir(own_run / "checkpoints" / "step_64.pt", own_run.parent)
+    assert main(["resume", "--checkpoint", str(moved)]) == 0
+    (fork,) = set(own_run.parent.iterdir()) - {own_run}
+    assert main(["resume", str(fork), "--total-timesteps", "192"]) == 0
+    assert read_metadata(context_of(fork))["parent"] == {"run_id": own_run.name, "step": 64}
+
+
+def test_a_dry_run_shows_where_every_value_comes_from_and_makes_nothing(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*CARTPOLE, "--seed", "3", "--set", "algo_kwargs.gamma=0.5", "--dry-run"]) == 0
+    rows = {cells[0]: cells[1:] for cells in table(capsys.readouterr().out)}
+    assert rows["seed"] == ["3", "flag"]
+    assert rows["algo_kwargs.gamma"] == ["0.5", "flag"]
+    assert rows["num_envs"] == ["8", "preset"]
+    assert rows["algo_kwargs.num_steps"] == ["32", "preset"]
+    assert rows["num_threads"] == ["1", "default"]
+    assert rows["algo_kwargs.vf_coef"] == ["0.5", "default"]
+    assert rows["env steps"] == ["98,304"]
+    assert list(workplace.iterdir()) == []
+
+
+def table(printed: str) -> list[list[str]]:
+    return [re.split(r" {2,}", line.strip()) for line in printed.splitlines() if line.strip()]
+
+
+def planned_counts(argv: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, int]:
+    capsys.readouterr()
+    assert main([*argv, "--dry-run"]) == 0
+    rows = {cells[0]: cells[-1] for cells in table(capsys.readouterr().out)}
+    names = ("rollouts", "env steps", "gradient steps", "evaluations", "checkpoints")
+    return {name: int(rows[name].replace(",", "")) for name in names}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"total_timesteps": 100, "num_envs": 2, "eval_interval": 50, "checkpoint_interval": 30},
+        {"total_timesteps": 65, "num_envs": 2, "eval_interval": 0, "checkpoint_interval": 0},
+        {"total_timesteps": 1, "num_envs": 3, "eval_interval": 7, "checkpoint_interval": 1000},
+        {"total_timesteps": 96, "num_envs": 3, "eval_episodes": 0, "checkpoint_interval": 48},
+        {"algo_kwargs": {**TINY_PPO, "minibatch_size": 24, "update_epochs": 3}, "eval_interval": 1},
+    ],
+    ids=str,
+)
+def test_what_a_dry_run_counts_is_what_the_run_does(
+    changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = {**changes, "keep_checkpoints": 1000, "log_interval": 1}
+    planned = planned_counts(["train", "--config", str(write_config(tmp_path, **kept))], capsys)
+    run_dir = train(tmp_path, **kept)
+    metadata, rows = read_metadata(context_of(run_dir)), read_metrics(context_of(run_dir))
+    assert planned == {
+        "rollouts": sum("train/loss" in row for row in rows),
+        "env steps": metadata["global_step"],
+        "gradient steps": metadata["metrics"]["num_updates"],
+        "evaluations": sum("eval/mean_reward" in row for row in rows),
+        "checkpoints": len(step_checkpoints(run_dir / "checkpoints")),
+    }
+
+
+def runs_on(process: "subprocess.Popen[str]") -> bool:
+    """Whether the process is alive, after giving it a moment."""
+    try:
+        process.wait(timeout=0.02)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def metrics_written(output_dir: Path) -> bool:
+    return any(path.stat().st_size for path in output_dir.glob("*/metrics.jsonl"))
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_the_run_before_it_ends(number: signal.Signals, exit_code: int, tmp_path: Path) -> None:
+    config = write_config(tmp_path, total_timesteps=10**9, log_interval=1, eval_interval=0)
+    command = [
+        sys.executable,
+        "-m",
+        "rl_training",
+        "train",
+        "--config",
+        str(config),
+        "--output-dir",
+        str(tmp_path / "r"),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        deadline = threading.Timer(60.0, process.kill)
+        deadline.start()
+        assert process.stderr is not None
+        first_line = process.stderr.readline()
+        while runs_on(process) and not metrics_written(tmp_path / "r"):
+            pass
+        process.send_signal(number)
+        rest = process.stderr.read()
+        process.wait()
+        deadline.cancel()
+    assert first_line.startswith("Training ppo on CartPole-v1")
+    assert process.returncode == exit_code
+    (run_dir,) = (tmp_path / "r").iterdir()
+    metadata = read_metadata(context_of(run_dir))
+    assert metadata["status"] == "interrupted"
+    assert metadata["stop_reason"] == number.name
+    newest = step_checkpoints(run_dir / "checkpoints")[0]
+    assert load_checkpoint(newest).trainer_state["global_step"] == metadata["global_step"] > 0
+    assert rest.splitlines()[-1] == f"interrupted at step {metadata['global_step']}; saved {newest}"
+    assert "Traceback" not in rest
+    assert json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])["step"] == metadata["global_step"]
