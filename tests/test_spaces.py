@@ -1,0 +1,166 @@
+"""Every kind of Gymnasium space, as observation and as action: it trains, or the error lists what would."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from conftest import MakeConfig
+from gymnasium import spaces
+
+from rl_training import PPO
+from rl_training.errors import EnvironmentSetupError
+from rl_training.experiment.default_manager import DefaultExperimentManager
+from rl_training.policies.distributions import SUPPORTED_ACTIONS
+from rl_training.policies.encoders import SUPPORTED_OBSERVATIONS
+from rl_training.runtime.ppo_trainer import plan_ppo, train_ppo
+
+AnySpace = spaces.Space[Any]
+Register = Callable[[AnySpace, AnySpace], str]
+
+EPISODE_LENGTH = 5
+VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
+CHOICE = spaces.Discrete(3)
+
+ACTIONS: dict[str, AnySpace] = {
+    "scalar": spaces.Box(-1.0, 1.0, (), np.float32),
+    "vector": VECTOR,
+    "matrix": spaces.Box(-1.0, 1.0, (2, 2), np.float32),
+    "float64": spaces.Box(-1.0, 1.0, (2,), np.float64),
+    "unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+    "half bounded": spaces.Box(0.0, np.inf, (2,), np.float32),
+    "discrete": CHOICE,
+    "discrete from -2": spaces.Discrete(3, start=-2),
+    "discrete from 7": spaces.Discrete(2, start=7),
+}
+OBSERVATIONS: dict[str, AnySpace] = {
+    **ACTIONS,
+    "image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    "integers": spaces.Box(-5, 5, (2,), np.int32),
+}
+UNSUPPORTED: dict[str, AnySpace] = {
+    "MultiDiscrete": spaces.MultiDiscrete([2, 3]),
+    "MultiBinary": spaces.MultiBinary(3),
+    "Text": spaces.Text(4),
+    "Dict": spaces.Dict({"vector": VECTOR}),
+    "Tuple": spaces.Tuple((VECTOR, CHOICE)),
+    "Sequence": spaces.Sequence(VECTOR),
+    "Graph": spaces.Graph(VECTOR, None),
+    "OneOf": spaces.OneOf((VECTOR, CHOICE)),
+}
+
+
+class SpaceEnv(gymnasium.Env[Any, Any]):
+    """Shows samples of one space, insists on actions from another, and rewards every step with 1."""
+
+    def __init__(self, observation_space: AnySpace, action_space: AnySpace) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.observation_space.seed(seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not self.action_space.contains(np.asarray(action)):
+            raise ValueError(f"{action!r} is not in {self.action_space}")
+        self.steps += 1
+        return self.observation_space.sample(), 1.0, False, self.steps >= EPISODE_LENGTH, {}
+
+
+@pytest.fixture
+def register() -> Iterator[Register]:
+    """Registers an env with the given spaces for the length of a test."""
+    env_id = "tests/Space-v0"
+
+    def register(observation_space: AnySpace, action_space: AnySpace) -> str:
+        def make(**kwargs: Any) -> SpaceEnv:
+            return SpaceEnv(observation_space, action_space, **kwargs)
+
+        gymnasium.register(env_id, entry_point=make)
+        return env_id
+
+    yield register
+    gymnasium.registry.pop(env_id, None)
+
+
+def train(env_id: str, make_config: MakeConfig) -> PPO:
+    config = make_config(
+        env_id=env_id, total_timesteps=32, num_envs=2, algo_kwargs={"num_steps": 8, "minibatch_size": 16}
+    )
+    result = DefaultExperimentManager().setup(config).train()
+    assert result.metrics["global_step"] == 32
+    assert result.metrics["eval_return_mean"] == EPISODE_LENGTH
+    return PPO.load(result.checkpoint_path)
+
+
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_ppo_trains_on_these_observations(name: str, register: Register, make_config: MakeConfig) -> None:
+    space = OBSERVATIONS[name]
+    model = train(register(space, CHOICE), make_config)
+    space.seed(1)
+    assert model.predict(space.sample()) in range(3)
+    batch = np.stack([np.asarray(space.sample()) for _ in range(4)])
+    assert np.shape(model.predict(batch)) == (4,)
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_ppo_trains_with_these_actions(name: str, register: Register, make_config: MakeConfig) -> None:
+    space = ACTIONS[name]
+    model = train(register(VECTOR, space), make_config)
+    for deterministic in (True, False):
+        action = model.predict(np.ones(3, np.float32), deterministic)
+        assert space.contains(np.asarray(action, dtype=space.dtype))
+        assert np.shape(action) == space.shape
+
+
+def refusal(env_id: str, make_config: MakeConfig, **changes: Any) -> str:
+    """The one message that planning and training both give, before any directory is made."""
+    config = make_config(env_id=env_id, **changes)
+    messages = set()
+    for attempt in (train_ppo, plan_ppo):
+        with pytest.raises(EnvironmentSetupError) as caught:
+            attempt(config)
+        messages.add(str(caught.value))
+    (message,) = messages
+    assert not config.output_dir.exists()
+    return message
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_other_observations_are_refused_with_what_is_supported(
+    kind: str, register: Register, make_config: MakeConfig
+) -> None:
+    message = refusal(register(UNSUPPORTED[kind], CHOICE), make_config)
+    assert f"observation space {kind} is not supported" in message
+    assert SUPPORTED_OBSERVATIONS in message
+    assert "Wrap the env" in message
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_other_actions_are_refused_with_what_is_supported(
+    kind: str, register: Register, make_config: MakeConfig
+) -> None:
+    message = refusal(register(VECTOR, UNSUPPORTED[kind]), make_config)
+    assert f"action space {kind} is not supported by ppo" in message
+    assert SUPPORTED_ACTIONS in message
+    assert "Wrap the env" in message
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8])
+def test_a_box_of_integers_is_no_action_space(
+    dtype: type[np.integer[Any]], register: Register, make_config: MakeConfig
+) -> None:
+    message = refusal(register(VECTOR, spaces.Box(0, 9, (2,), dtype)), make_config)
+    assert f"action space Box is not supported by ppo; supported: {SUPPORTED_ACTIONS} of floats" in message
+
+
+def test_a_space_that_processes_cannot_share_is_refused_too(register: Register, make_config: MakeConfig) -> None:
+    env_id = register(UNSUPPORTED["Sequence"], CHOICE)
+    config = make_config(env_id=env_id, vectorization="async")
+    with pytest.raises(EnvironmentSetupError, match=f"{env_id} does not run in processes: .*; use sync"):
+        train_ppo(config)
+    assert not config.output_dir.exists()
