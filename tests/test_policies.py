@@ -9,19 +9,17 @@ from rl_training.policies.actor_critic import ActorCritic
 from rl_training.policies.distributions import LOG_STD, Categorical, DiagonalGaussian
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.flat import FlatLayout
+from rl_training.policies.mlp import NetworkSpec
 
 ASYMMETRIC = spaces.Box(np.array([0.0, -3.0], np.float32), np.array([1.0, 10.0], np.float32))
-CPU = torch.device("cpu")
 
 
 def make_policy(action_space: spaces.Space[Any], observation_space: spaces.Space[Any] | None = None) -> ActorCritic:
     policy = ActorCritic(
         observation_space or spaces.Box(-1.0, 1.0, (3,)),
         action_space,
-        hidden_sizes=(16, 8),
-        activation="tanh",
-        device=CPU,
-        stream=np.random.default_rng(0),
+        NetworkSpec((16, 8), "tanh", torch.device("cpu")),
+        np.random.default_rng(0),
     )
     policy.initialise(torch.Generator().manual_seed(1), log_std=-0.5)
     return policy
@@ -83,18 +81,18 @@ def test_discrete_actions_count_from_the_start_of_the_space() -> None:
 def test_acting_and_learning_see_the_same_network() -> None:
     policy = make_policy(ASYMMETRIC)
     obs = np.random.default_rng(2).normal(size=(7, 3)).astype(np.float32)
-    params = policy.layout.tensors(policy.flat)
+    params = policy.params.tensors()
     means = policy.actor.forward(params, torch.from_numpy(obs)).numpy()
     assert policy.predict(obs) == pytest.approx(policy.to_env(means), abs=1e-5)
     with torch.no_grad():
-        policy.flat.mul_(2.0)  # what an update does: acting must see it without a copy
-    doubled = policy.actor.forward(policy.layout.tensors(policy.flat), torch.from_numpy(obs)).numpy()
+        policy.params.flat.mul_(2.0)  # what an update does: acting must see it without a copy
+    doubled = policy.actor.forward(policy.params.tensors(), torch.from_numpy(obs)).numpy()
     assert policy.predict(obs) == pytest.approx(policy.to_env(doubled), abs=1e-5)
 
 
 def test_initial_gains_are_sqrt_2_hidden_a_hundredth_actor_and_1_critic() -> None:
     policy = make_policy(spaces.Discrete(4))
-    params = policy.layout.tensors(policy.flat)
+    params = policy.params.tensors()
     gains = {"actor.0": 2**0.5, "actor.1": 2**0.5, "actor.2": 0.01, "critic.1": 2**0.5, "critic.2": 1.0}
     for layer, gain in gains.items():
         singular = torch.linalg.svdvals(params[f"{layer}.weight"])
@@ -140,7 +138,7 @@ def test_a_policy_with_its_stream_survives_a_round_trip() -> None:
     obs = np.random.default_rng(3).normal(size=(20, 3)).astype(np.float32)
     policy.act(obs)
     with torch.no_grad():
-        policy.flat.mul_(1.1)
+        policy.params.flat.mul_(1.1)
     copy.load_state_dict(policy.state_dict())
     assert np.array_equal(policy.act(obs), copy.act(obs))
-    assert torch.equal(policy.flat, copy.flat)
+    assert torch.equal(policy.params.flat, copy.params.flat)

@@ -1,8 +1,12 @@
 """One seed per run, and a random stream of its own for every purpose. Nothing draws from a global generator."""
 
 import zlib
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 _EPISODE_SEED_BITS = 31  # some simulators take their seed as a signed 32-bit integer
 
@@ -14,6 +18,13 @@ def _sequence(seed: int, name: str, *key: int) -> np.random.SeedSequence:
 def make_stream(seed: int, name: str) -> np.random.Generator:
     """The generator of one purpose; the same (seed, name) always gives the same stream."""
     return np.random.Generator(np.random.PCG64(_sequence(seed, name)))
+
+
+def make_torch_generator(seed: int, name: str) -> "torch.Generator":
+    """The same for torch, on the CPU so that every device sees the same numbers."""
+    import torch
+
+    return torch.Generator().manual_seed(derive_seed(seed, name))
 
 
 def derive_seed(seed: int, name: str, *key: int) -> int:

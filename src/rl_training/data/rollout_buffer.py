@@ -119,12 +119,18 @@ class RolloutBuffer:
             return self.obs.new_empty((0, *self.obs.shape[2:]))
         return torch.stack([self._last_obs[key] for key in sorted(self._last_obs)])
 
-    def compute_returns_and_advantages(self, *, last_values: Tensor, gamma: float, gae_lambda: float) -> None:
-        """Generalised advantage estimation (Schulman et al. 2016); `last_values` [env] follow the newest step."""
+    def compute_returns_and_advantages(
+        self, *, last_values: Tensor, gamma: float, gae_lambda: float, rewards: Tensor | None = None
+    ) -> None:
+        """Generalised advantage estimation (Schulman et al. 2016); `last_values` [env] follow the newest step.
+
+        `rewards` may stand in for the stored, raw ones.
+        """
         steps = self.position
+        rewards = self.rewards if rewards is None else rewards
         next_values = torch.cat([self.values[1:steps], last_values.reshape(1, -1).to(self.values)])
         next_values = torch.where(self.dones[:steps], self.bootstrap_values[:steps], next_values)
-        deltas = self.rewards[:steps] + gamma * next_values - self.values[:steps]
+        deltas = rewards[:steps] + gamma * next_values - self.values[:steps]
         carry = gamma * gae_lambda * (~self.dones[:steps]).float()
         self.advantages[:steps] = _discounted_sums(deltas, carry)
         self.returns[:steps] = self.advantages[:steps] + self.values[:steps]

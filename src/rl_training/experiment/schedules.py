@@ -1,4 +1,4 @@
-"""Values that change over a run, as pure functions of the env step and the planned budget."""
+"""What changes or comes round over a run, as pure functions of the env step and the planned budget."""
 
 from typing import Annotated, Any, Literal
 
@@ -20,6 +20,11 @@ class Schedule(StrictModel):
             return self.start
         progress = min(max(step / total_steps, 0.0), 1.0)
         return self.start + progress * (self.end - self.start)
+
+
+def crosses(interval: int, before: int, after: int) -> bool:
+    """Whether a multiple of `interval` lies in (before, after]; an interval of 0 never comes round."""
+    return interval > 0 and after // interval > before // interval
 
 
 def _from_number(value: Any) -> Any:

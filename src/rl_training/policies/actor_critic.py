@@ -1,6 +1,6 @@
 """An actor and a critic with separate networks, all parameters in one flat vector."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,55 +11,45 @@ from torch import Tensor
 from rl_training.policies.base import Array, PolicyOutput
 from rl_training.policies.distributions import LOG_STD, build_distribution
 from rl_training.policies.encoders import Encoder
-from rl_training.policies.flat import FlatLayout
-from rl_training.policies.mlp import MLP, Activation
+from rl_training.policies.host import HostedParams, pack_policy, unpack_policy
+from rl_training.policies.mlp import MLP, NetworkSpec
 
 ACTOR_GAIN, CRITIC_GAIN = 0.01, 1.0
 
 
 class ActorCritic:
-    """Acts in NumPy on the host, learns in torch on `device`; on the CPU both share one memory."""
+    """Acts in NumPy on the host, learns in torch on `device`."""
 
     def __init__(
         self,
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
-        *,
-        hidden_sizes: Sequence[int],
-        activation: Activation,
-        device: torch.device,
+        network: NetworkSpec,
         stream: np.random.Generator,
     ) -> None:
-        self.encoder = Encoder(observation_space)
+        self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
         self.distribution = build_distribution(action_space)
-        self.actor = MLP("actor", [self.encoder.size, *hidden_sizes, self.distribution.num_outputs], activation)
-        self.critic = MLP("critic", [self.encoder.size, *hidden_sizes, 1], activation)
-        self.layout = FlatLayout({**self.actor.shapes, **self.critic.shapes, **self.distribution.shapes})
-        self.flat = torch.zeros(self.layout.size, device=device)
+        features = [self.encoder.size, *network.hidden_sizes]
+        self.actor = MLP("actor", [*features, self.distribution.num_outputs], network.activation)
+        self.critic = MLP("critic", [*features, 1], network.activation)
+        shapes = {**self.actor.shapes, **self.critic.shapes, **self.distribution.shapes}
+        self.params = HostedParams(shapes, network.device)
         self._stream = stream  # draws actions
-        self._host = self.flat if device.type == "cpu" else self.flat.cpu()
-        self._arrays = self.layout.arrays(self._host.numpy())
 
     def initialise(self, generator: torch.Generator, log_std: float) -> None:
         """Random weights from `generator`, which is on the CPU so that every device starts alike."""
-        start = torch.zeros(self.layout.size)
-        params = self.layout.tensors(start)
+        start = torch.zeros(self.params.layout.size)
+        params = self.params.layout.tensors(start)
         self.actor.initialise(params, ACTOR_GAIN, generator)
         self.critic.initialise(params, CRITIC_GAIN, generator)
         if LOG_STD in params:
             params[LOG_STD].fill_(log_std)
-        self.flat.copy_(start)
-        self.sync_host()
-
-    def sync_host(self) -> None:
-        """Let acting see the newest parameters; on the CPU it already does."""
-        if self._host is not self.flat:
-            self._host.copy_(self.flat)
+        self.params.set(start)
 
     def act(self, obs: Array) -> Array:
         """Actions drawn for observations [env, ...], in the policy's own space."""
-        outputs = self.actor.forward_array(self._arrays, self.encoder.encode_array(obs))
-        return self.distribution.sample(self._arrays, outputs, self._stream)
+        outputs = self.actor.forward_array(self.params.arrays, self.encoder.encode_array(obs))
+        return self.distribution.sample(self.params.arrays, outputs, self._stream)
 
     def to_env(self, actions: Array) -> Array:
         """What the env receives for `actions`."""
@@ -69,7 +59,7 @@ class ActorCritic:
         """Env actions for observations [batch, ...]: the likeliest, or drawn."""
         if not deterministic:
             return self.to_env(self.act(obs))
-        outputs = self.actor.forward_array(self._arrays, self.encoder.encode_array(obs))
+        outputs = self.actor.forward_array(self.params.arrays, self.encoder.encode_array(obs))
         return self.to_env(self.distribution.mode(outputs))
 
     def evaluate(self, params: Mapping[str, Tensor], obs: Tensor, actions: Tensor) -> PolicyOutput:
@@ -86,13 +76,8 @@ class ActorCritic:
 
     def state_dict(self) -> dict[str, Any]:
         """Named parameters, and the stream that draws actions."""
-        params = {name: param.detach().cpu().clone() for name, param in self.layout.tensors(self.flat).items()}
-        return {"params": params, "acting_stream": self._stream.bit_generator.state}
+        return pack_policy(self.params, self.encoder, self._stream)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the parameters and the stream of `state`."""
-        with torch.no_grad():
-            for name, param in self.layout.tensors(self.flat).items():
-                param.copy_(state["params"][name])
-        self._stream.bit_generator.state = state["acting_stream"]
-        self.sync_host()
+        unpack_policy(state, self.params, self.encoder, self._stream)

@@ -27,6 +27,9 @@ class Policy(Protocol):
     def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
         """Env actions [batch, ...] for observations [batch, ...]."""
 
+    def to_env(self, actions: Array) -> Array:
+        """What the envs receive for actions of the policy's own space."""
+
 
 def stack_obs(observations: list[Any]) -> Array:
     """Observations of several envs as one batch."""

@@ -76,23 +76,36 @@ class Categorical:
         return logprobs.gather(1, actions.unsqueeze(1)).squeeze(1), entropies
 
 
-class DiagonalGaussian:
-    """Independent normals with a learned spread that does not depend on the observation.
-
-    Where both bounds are finite, -1 and 1 stand for them; the draw itself is unbounded, and clipped for the env only.
-    """
+class BoundedActions:
+    """The policy's continuous space against the env's: where both bounds are finite, -1 and 1 stand for them."""
 
     def __init__(self, space: spaces.Box) -> None:
-        self.num_outputs = int(np.prod(space.shape))
-        self.shapes: dict[str, Shape] = {LOG_STD: (self.num_outputs,)}
-        self.action_shape: Shape = (self.num_outputs,)
-        self.action_dtype = torch.float32
+        self.size = int(np.prod(space.shape))
         self._env_shape, self._env_dtype = space.shape, space.dtype
         self._low, self._high = space.low.ravel(), space.high.ravel()
         bounded = np.isfinite(self._low) & np.isfinite(self._high)
         with np.errstate(invalid="ignore"):
             self._middle = np.where(bounded, (self._high + self._low) / 2, 0.0).astype(np.float32)
             self._half_range = np.where(bounded, (self._high - self._low) / 2, 1.0).astype(np.float32)
+
+    def to_env(self, actions: Array) -> Array:
+        """Scaled to the env's bounds, clipped to them, in its shape."""
+        scaled = np.clip(self._middle + actions * self._half_range, self._low, self._high)
+        return scaled.reshape(len(actions), *self._env_shape).astype(self._env_dtype, copy=False)
+
+
+class DiagonalGaussian:
+    """Independent normals with a learned spread that does not depend on the observation.
+
+    The draw itself is unbounded, and clipped for the env only.
+    """
+
+    def __init__(self, space: spaces.Box) -> None:
+        self._actions = BoundedActions(space)
+        self.num_outputs = self._actions.size
+        self.shapes: dict[str, Shape] = {LOG_STD: (self.num_outputs,)}
+        self.action_shape: Shape = (self.num_outputs,)
+        self.action_dtype = torch.float32
 
     def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, stream: np.random.Generator) -> Array:
         """One unclipped action per row."""
@@ -106,8 +119,7 @@ class DiagonalGaussian:
 
     def to_env(self, actions: Array) -> Array:
         """Scaled to the env's bounds, clipped to them, in its shape."""
-        scaled = np.clip(self._middle + actions * self._half_range, self._low, self._high)
-        return scaled.reshape(len(actions), *self._env_shape).astype(self._env_dtype, copy=False)
+        return self._actions.to_env(actions)
 
     def score(self, params: Mapping[str, Tensor], outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies summed over the action's dimensions, both [batch]."""

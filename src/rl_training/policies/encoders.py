@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rl_training.errors import EnvironmentSetupError
 from rl_training.policies.base import Array
+from rl_training.policies.normalization import FeatureNormalizer
 
 SUPPORTED_OBSERVATIONS = "Box (any shape, flattened) and Discrete (one-hot)"
 
@@ -16,7 +17,7 @@ SUPPORTED_OBSERVATIONS = "Box (any shape, flattened) and Discrete (one-hot)"
 class Encoder:
     """Flattens Box observations, scales images to 0..1, and makes Discrete ones one-hot."""
 
-    def __init__(self, space: spaces.Space[Any]) -> None:
+    def __init__(self, space: spaces.Space[Any], *, normalize: bool = False) -> None:
         if isinstance(space, spaces.Box):
             self.size = int(np.prod(space.shape))
             self.storage_dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
@@ -30,9 +31,18 @@ class Encoder:
             )
         self.shape: tuple[int, ...] = space.shape or ()
         self._start = int(space.start) if isinstance(space, spaces.Discrete) else None
+        self.normalizer = FeatureNormalizer(self.size, enabled=normalize)
+
+    def observe(self, obs: Array) -> None:
+        """Let the running normalisation take in observations [batch, ...], if it is on."""
+        if self.normalizer.enabled:
+            self.normalizer.update(self._features(obs))
 
     def encode_array(self, obs: Array) -> Array:
         """Features [batch, size] of observations [batch, ...]."""
+        return self.normalizer.apply_array(self._features(obs))
+
+    def _features(self, obs: Array) -> Array:
         if self._start is not None:
             features = np.zeros((len(obs), self.size), dtype=np.float32)
             features[np.arange(len(obs)), obs - self._start] = 1.0
@@ -43,6 +53,9 @@ class Encoder:
     def encode_tensor(self, obs: Tensor) -> Tensor:
         """Features [batch, size] of stored observations [batch, ...]."""
         if self._start is not None:
-            return torch.nn.functional.one_hot(obs - self._start, self.size).float()
-        features = obs.reshape(len(obs), self.size).float()
-        return features / 255.0 if self.storage_dtype is torch.uint8 else features
+            features = torch.nn.functional.one_hot(obs - self._start, self.size).float()
+        else:
+            features = obs.reshape(len(obs), self.size).float()
+        if self.storage_dtype is torch.uint8:
+            features = features / 255.0
+        return self.normalizer.apply_tensor(features)

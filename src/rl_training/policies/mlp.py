@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -12,6 +13,16 @@ from torch.nn import functional
 from rl_training.policies.flat import FloatArray, Shape
 
 Activation = Literal["tanh", "relu"]
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """What the networks of one algorithm have in common."""
+
+    hidden_sizes: tuple[int, ...]
+    activation: Activation
+    device: torch.device
+    normalize_obs: bool = False
 
 
 class MLP:
@@ -30,6 +41,13 @@ class MLP:
             gain = output_gain if (weight, bias) == self.layers[-1] else math.sqrt(2)
             torch.nn.init.orthogonal_(params[weight], gain, generator=generator)
             torch.nn.init.zeros_(params[bias])
+
+    def initialise_uniform(self, params: Mapping[str, Tensor], generator: torch.Generator) -> None:
+        """Weights and biases uniform within 1 / sqrt(inputs), torch's own default for linear layers."""
+        for weight, bias in self.layers:
+            limit = 1.0 / math.sqrt(params[weight].shape[1])
+            params[weight].uniform_(-limit, limit, generator=generator)
+            params[bias].uniform_(-limit, limit, generator=generator)
 
     def forward(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Outputs [batch, out] of features [batch, in]."""

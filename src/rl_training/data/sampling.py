@@ -1,0 +1,130 @@
+"""Which stored transitions are drawn: uniformly, or by priority (Schaul et al. 2016)."""
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Index = npt.NDArray[np.int64]
+Weights = npt.NDArray[np.float32]
+
+
+class Draw(NamedTuple):
+    """Rows of the ring, and how much each counts in the loss."""
+
+    rows: Index
+    weights: Weights
+
+
+class Sampler(Protocol):
+    """Draws rows of a ring in which `size` rows are stored."""
+
+    def added(self, rows: Index) -> None:
+        """Note that these rows hold new transitions."""
+
+    def draw(self, batch_size: int, size: int) -> Draw:
+        """`batch_size` rows, with replacement."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Stream and priorities."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` stopped."""
+
+
+class UniformSampler:
+    """Every stored row is as likely as any other."""
+
+    def __init__(self, stream: np.random.Generator) -> None:
+        self._stream = stream
+
+    def added(self, rows: Index) -> None:
+        """Nothing to note."""
+
+    def draw(self, batch_size: int, size: int) -> Draw:
+        """Uniform rows of weight 1."""
+        return Draw(self._stream.integers(size, size=batch_size), np.ones(batch_size, np.float32))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The stream."""
+        return {"stream": self._stream.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` stopped."""
+        self._stream.bit_generator.state = state["stream"]
+
+
+class SumTree:
+    """Non-negative numbers with their sums in a binary tree: one change or one draw costs log(capacity)."""
+
+    def __init__(self, capacity: int) -> None:
+        self.leaves = 1 << (capacity - 1).bit_length()
+        self.nodes = np.zeros(2 * self.leaves)  # node 1 is the root; the children of i are 2i and 2i + 1
+
+    @property
+    def total(self) -> float:
+        """The sum of all numbers."""
+        return float(self.nodes[1])
+
+    def set(self, rows: Index, values: npt.NDArray[np.float64]) -> None:
+        """Change some numbers; of a row given twice, the last counts."""
+        nodes = rows + self.leaves
+        self.nodes[nodes] = values
+        while nodes[0] > 1:
+            nodes = np.unique(nodes // 2)
+            self.nodes[nodes] = self.nodes[2 * nodes] + self.nodes[2 * nodes + 1]
+
+    def get(self, rows: Index) -> npt.NDArray[np.float64]:
+        """The numbers of some rows."""
+        return self.nodes[rows + self.leaves]
+
+    def find(self, masses: npt.NDArray[np.float64]) -> Index:
+        """For each mass in [0, total), the row in whose share of the running sum it falls."""
+        nodes = np.ones(len(masses), dtype=np.int64)
+        masses = masses.copy()
+        while nodes[0] < self.leaves:
+            nodes *= 2
+            left = self.nodes[nodes]
+            goes_right = masses >= left
+            masses -= np.where(goes_right, left, 0.0)
+            nodes += goes_right
+        return nodes - self.leaves
+
+
+class PrioritizedSampler:
+    """Rows drawn in proportion to priority ** alpha, weighted by (size * probability) ** -beta, at most 1."""
+
+    def __init__(self, capacity: int, alpha: float, stream: np.random.Generator) -> None:
+        self.alpha = alpha
+        self.beta = 0.4  # the learner's schedule sets it
+        self._stream = stream
+        self._tree = SumTree(capacity)
+        self._highest = 1.0
+
+    def added(self, rows: Index) -> None:
+        """New transitions get the highest priority seen, so that each is drawn soon."""
+        self._tree.set(rows, np.full(len(rows), self._highest**self.alpha))
+
+    def draw(self, batch_size: int, size: int) -> Draw:
+        """One row from each of `batch_size` equal shares of the total."""
+        shares = (np.arange(batch_size) + self._stream.random(batch_size)) / batch_size
+        rows = np.minimum(self._tree.find(shares * self._tree.total), size - 1)  # rounding may pass the last row
+        weights = (size * self._tree.get(rows) / self._tree.total) ** -self.beta
+        return Draw(rows, (weights / weights.max()).astype(np.float32))
+
+    def update(self, rows: Index, priorities: npt.NDArray[np.float64]) -> None:
+        """Set the priorities of rows that were drawn."""
+        self._highest = max(self._highest, float(priorities.max()))
+        self._tree.set(rows, priorities**self.alpha)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Stream and priorities."""
+        leaves = torch.from_numpy(self._tree.nodes[self._tree.leaves :].copy())
+        return {"stream": self._stream.bit_generator.state, "priorities": leaves, "highest": self._highest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` stopped."""
+        self._stream.bit_generator.state = state["stream"]
+        self._highest = float(state["highest"])
+        self._tree.set(np.arange(self._tree.leaves), state["priorities"].numpy())

@@ -1,0 +1,63 @@
+"""Parameters that torch trains on its device and NumPy acts with on the host; on the CPU both share one memory."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.policies.encoders import Encoder
+from rl_training.policies.flat import FlatLayout, FloatArray, Shape
+
+
+class HostedParams:
+    """One flat vector of named parameters, and the host's view of it."""
+
+    def __init__(self, shapes: Mapping[str, Shape], device: torch.device) -> None:
+        self.layout = FlatLayout(shapes)
+        self.flat = torch.zeros(self.layout.size, device=device)
+        self._host = self.flat if device.type == "cpu" else self.flat.cpu()
+        self.arrays: dict[str, FloatArray] = self.layout.arrays(self._host.numpy())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The named views of the flat vector."""
+        return self.layout.tensors(self.flat)
+
+    def set(self, values: Tensor) -> None:
+        """Take over a whole flat vector, which may lie on another device."""
+        with torch.no_grad():
+            self.flat.copy_(values)
+        self.sync_host()
+
+    def sync_host(self) -> None:
+        """Let acting see the newest parameters; on the CPU it already does."""
+        if self._host is not self.flat:
+            self._host.copy_(self.flat)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """A copy of every parameter by name."""
+        return {name: param.detach().cpu().clone() for name, param in self.tensors().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the parameters of `state`."""
+        with torch.no_grad():
+            for name, param in self.tensors().items():
+                param.copy_(state[name])
+        self.sync_host()
+
+
+def pack_policy(params: HostedParams, encoder: Encoder, stream: np.random.Generator) -> dict[str, Any]:
+    """What acting depends on: named parameters, the normalisation of observations, the stream that draws."""
+    return {
+        "params": params.state_dict(),
+        "normalizer": encoder.normalizer.state_dict(),
+        "acting_stream": stream.bit_generator.state,
+    }
+
+
+def unpack_policy(state: dict[str, Any], params: HostedParams, encoder: Encoder, stream: np.random.Generator) -> None:
+    """Take over what `pack_policy` gave."""
+    params.load_state_dict(state["params"])
+    encoder.normalizer.load_state_dict(state["normalizer"])
+    stream.bit_generator.state = state["acting_stream"]

@@ -1,0 +1,80 @@
+"""Action values for discrete actions, plain or dueling, and the greedy policy over them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rl_training.errors import EnvironmentSetupError
+from rl_training.policies.base import Array
+from rl_training.policies.encoders import Encoder
+from rl_training.policies.flat import FloatArray, Shape
+from rl_training.policies.host import HostedParams
+from rl_training.policies.mlp import MLP, NetworkSpec
+
+
+class QNetwork:
+    """Q(obs, action) of every action; dueling: V + A - mean A, from two networks (Wang et al. 2016)."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        network: NetworkSpec,
+        *,
+        dueling: bool,
+    ) -> None:
+        if not isinstance(action_space, spaces.Discrete):
+            raise EnvironmentSetupError(
+                f"action space {type(action_space).__name__} is not supported by dqn; supported: Discrete. "
+                "Use ppo or sac for continuous actions"
+            )
+        self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
+        self.num_actions, self._start = int(action_space.n), int(action_space.start)
+        self.action_shape: Shape = ()
+        self.action_dtype = torch.int64
+        features = [self.encoder.size, *network.hidden_sizes]
+        self.advantage = MLP("advantage", [*features, self.num_actions], network.activation)
+        self.value = MLP("value", [*features, 1], network.activation) if dueling else None
+        shapes = {**self.advantage.shapes, **(self.value.shapes if self.value else {})}
+        self.params = HostedParams(shapes, network.device)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Random weights from `generator`, which is on the CPU so that every device starts alike."""
+        start = torch.zeros(self.params.layout.size)
+        for network in (self.advantage, self.value):
+            if network is not None:
+                network.initialise_uniform(self.params.layout.tensors(start), generator)
+        self.params.set(start)
+
+    def q_values(self, params: Mapping[str, Tensor], obs: Tensor) -> Tensor:
+        """Values [batch, action] under `params`."""
+        features = self.encoder.encode_tensor(obs)
+        advantages = self.advantage.forward(params, features)
+        if self.value is None:
+            return advantages
+        return self.value.forward(params, features) + advantages - advantages.mean(dim=1, keepdim=True)
+
+    def greedy(self, obs: Array) -> Array:
+        """The best action per row, counted from 0; a state's value is the same for all and does not matter."""
+        features: FloatArray = self.encoder.encode_array(obs)
+        best: Array = self.advantage.forward_array(self.params.arrays, features).argmax(axis=1)
+        return best
+
+    def to_env(self, actions: Array) -> Array:
+        """Count from the space's own start."""
+        return actions + self._start
+
+    def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
+        """Greedy env actions; exploring is the learner's business, so both modes are the same."""
+        del deterministic
+        return self.to_env(self.greedy(obs))
+
+
+def explore(greedy: Array, num_actions: int, epsilon: float, stream: np.random.Generator) -> Array:
+    """Replace each action by a uniform one with probability `epsilon`."""
+    random = stream.integers(num_actions, size=len(greedy))
+    return np.where(stream.random(len(greedy)) < epsilon, random, greedy)

@@ -1,0 +1,198 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rl_training.data.replay_buffer import ReplayBuffer, transition_bytes
+from rl_training.data.sampling import PrioritizedSampler, SumTree, UniformSampler
+
+OBS, NEXT = 1000.0, 2000.0
+
+
+class InOrder(UniformSampler):
+    """Draws the rows it is told to."""
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__(np.random.default_rng(0))
+        self.rows = rows
+
+    def draw(self, batch_size: int, size: int) -> Any:
+        return super().draw(batch_size, size)._replace(rows=np.array(self.rows))
+
+
+def fill(buffer: ReplayBuffer, numbers: range, ends: dict[int, str] | None = None) -> None:
+    """Transition k has obs 1000 + k, next obs 2000 + k, action and reward k, and ends as `ends` says."""
+    for number in numbers:
+        ending = (ends or {}).get(number)
+        buffer.add(
+            obs=[OBS + number],
+            actions=[number],
+            rewards=float(number),
+            next_obs=[NEXT + number],
+            dones=ending == "terminated",
+            truncated=ending == "truncated",
+        )
+
+
+def drawn(buffer: ReplayBuffer, rows: list[int]) -> dict[str, torch.Tensor]:
+    buffer.sampler = InOrder(rows)
+    return buffer.sample(len(rows))
+
+
+def test_a_batch_keeps_the_parts_of_a_transition_together() -> None:
+    buffer = ReplayBuffer(10, (1,), (1,), sampler=UniformSampler(np.random.default_rng(0)))
+    fill(buffer, range(6))
+    batch = buffer.sample(64)
+    numbers = batch["rewards"]
+    assert set(numbers.tolist()) == {0.0, 1.0, 2.0, 3.0, 4.0, 5.0}
+    assert torch.equal(batch["obs"][:, 0], OBS + numbers)
+    assert torch.equal(batch["next_obs"][:, 0], NEXT + numbers)
+    assert torch.equal(batch["actions"][:, 0], numbers)
+    assert len(buffer) == 6
+
+
+def test_a_time_limit_is_not_stored_as_done() -> None:
+    buffer = ReplayBuffer(4, (1,), (1,), gamma=0.5)
+    fill(buffer, range(3), {0: "terminated", 1: "truncated"})
+    batch = drawn(buffer, [0, 1, 2])
+    assert batch["dones"].tolist() == [1.0, 0.0, 0.0]
+    assert batch["truncated"].tolist() == [0.0, 1.0, 0.0]
+    assert batch["discounts"].tolist() == [0.0, 0.5, 0.5]
+
+
+def test_the_oldest_transitions_make_room() -> None:
+    buffer = ReplayBuffer(4, (1,), (1,))
+    fill(buffer, range(6))
+    assert len(buffer) == 4
+    assert drawn(buffer, [0, 1, 2, 3])["rewards"].tolist() == [4.0, 5.0, 2.0, 3.0]
+
+
+def test_n_step_returns_by_hand() -> None:
+    buffer = ReplayBuffer(10, (1,), (1,), n_step=3, gamma=0.5)
+    fill(buffer, range(1, 9), {4: "terminated", 7: "truncated"})
+    batch = drawn(buffer, [0, 2, 3, 5, 6, 7])  # transitions 1, 3, 4, 6, 7 and 8, the newest
+    assert batch["rewards"].tolist() == [1 + 1 + 0.75, 3 + 2, 4, 6 + 3.5, 7, 8]
+    # The power of gamma is the real number of steps: 3, then cut by endings and by the write head.
+    assert batch["discounts"].tolist() == [0.125, 0.0, 0.0, 0.25, 0.5, 0.5]
+    assert batch["next_obs"][:, 0].tolist() == [NEXT + last for last in (3, 4, 4, 7, 7, 8)]
+    assert batch["obs"][:, 0].tolist() == [OBS + first for first in (1, 3, 4, 6, 7, 8)]
+
+
+def test_an_n_step_return_never_crosses_the_write_head() -> None:
+    buffer = ReplayBuffer(5, (1,), (1,), n_step=3, gamma=1.0)
+    fill(buffer, range(1, 8))  # rows hold 6, 7, 3, 4, 5; the head is at row 2
+    batch = drawn(buffer, [0, 1, 2, 3, 4])
+    assert batch["rewards"].tolist() == [6 + 7, 7, 3 + 4 + 5, 4 + 5 + 6, 5 + 6 + 7]
+
+
+def test_interleaved_envs_look_ahead_within_their_own_env() -> None:
+    buffer = ReplayBuffer(8, (1,), (), num_envs=2, n_step=2, gamma=1.0)
+    for step in range(3):
+        values = np.array([step, 100.0 + step])
+        buffer.add(obs=values, actions=[0, 0], rewards=values, next_obs=values, dones=[False, False])
+    assert drawn(buffer, [0, 1, 2, 3])["rewards"].tolist() == [0 + 1, 100 + 101, 1 + 2, 101 + 102]
+
+
+def test_the_capacity_is_a_whole_number_of_vector_steps() -> None:
+    assert ReplayBuffer(10, (1,), (), num_envs=4).capacity == 8
+    with pytest.raises(ValueError, match="capacity=3"):
+        ReplayBuffer(3, (1,), (), num_envs=4)
+
+
+def image(number: int) -> np.ndarray[Any, Any]:
+    return np.full((2, 2), number, np.uint8)
+
+
+@pytest.mark.parametrize("capacity", [4, 5, 7, 50])
+def test_images_are_stored_once_and_come_back_right(capacity: int) -> None:
+    """Observation t of episode e is 10 * e + t; episodes of three steps end by turns in either way."""
+    buffer = ReplayBuffer(capacity, (2, 2), (), obs_dtype=torch.uint8)
+    for episode in range(6):
+        for step in range(3):
+            last = step == 2
+            buffer.add(
+                obs=image(10 * episode + step),
+                actions=0,
+                rewards=10.0 * episode + step,
+                next_obs=image(10 * episode + step + 1),
+                dones=last and episode % 2 == 0,
+                truncated=last and episode % 2 == 1,
+            )
+            batch = drawn(buffer, list(range(len(buffer))))
+            assert torch.equal(batch["obs"][:, 0, 0].float(), batch["rewards"])
+            assert torch.equal(batch["next_obs"][:, 1, 1].float(), batch["rewards"] + 1)
+    assert batch["obs"].dtype == torch.uint8
+    assert buffer.num_bytes == capacity * transition_bytes((2, 2), (), torch.uint8) == capacity * (4 + 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=["rows", "images"])
+@pytest.mark.parametrize("count", [3, 8, 13])
+def test_a_buffer_goes_on_from_its_state_also_in_mid_wrap(dtype: torch.dtype, count: int) -> None:
+    def make() -> ReplayBuffer:
+        sampler = UniformSampler(np.random.default_rng(5))
+        return ReplayBuffer(8, (1,), (1,), obs_dtype=dtype, n_step=2, gamma=0.9, sampler=sampler)
+
+    def add(buffer: ReplayBuffer, numbers: range) -> None:
+        for number in numbers:
+            buffer.add(obs=[number], actions=[0], rewards=number, next_obs=[number + 1], dones=number % 5 == 4)
+
+    straight, copy = make(), make()
+    add(straight, range(count))
+    straight.sample(4)
+    copy.load_state_dict(straight.state_dict())
+    for buffer in (straight, copy):
+        add(buffer, range(count, count + 3))
+    left, right = straight.sample(32), copy.sample(32)
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_integer_observations_and_actions_keep_their_type() -> None:
+    buffer = ReplayBuffer(4, (), (), obs_dtype=torch.int64, action_dtype=torch.int64)
+    buffer.add(obs=[7], actions=[3], rewards=[0.0], next_obs=[8], dones=[False])
+    batch = buffer.sample(1)
+    assert (batch["obs"].tolist(), batch["next_obs"].tolist(), batch["actions"].tolist()) == ([7], [8], [3])
+
+
+def test_memory_is_known_before_it_is_allocated() -> None:
+    buffer = ReplayBuffer(100, (3,), (2,))
+    assert buffer.num_bytes == 100 * transition_bytes((3,), (2,), torch.float32)
+
+
+def test_a_sum_tree_finds_the_row_of_every_mass() -> None:
+    tree = SumTree(5)
+    tree.set(np.arange(5), np.array([1.0, 0.0, 2.0, 3.0, 4.0]))
+    assert tree.total == 10.0
+    assert tree.find(np.array([0.0, 0.99, 1.0, 2.99, 3.0, 5.99, 6.0, 9.99])).tolist() == [0, 0, 2, 2, 3, 3, 4, 4]
+    tree.set(np.array([0, 4]), np.array([0.0, 1.0]))
+    assert tree.total == 6.0
+    assert tree.find(np.array([0.0, 5.5])).tolist() == [2, 4]
+
+
+def test_priorities_decide_how_often_a_row_is_drawn_and_weights_correct_for_it() -> None:
+    sampler = PrioritizedSampler(4, alpha=1.0, stream=np.random.default_rng(0))
+    sampler.beta = 1.0
+    sampler.added(np.arange(4))
+    sampler.update(np.arange(4), np.array([1.0, 2.0, 3.0, 4.0]))
+    draw = sampler.draw(10_000, 4)
+    counts = np.bincount(draw.rows, minlength=4) / 10_000
+    assert counts == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.01)
+    by_row = {int(row): float(weight) for row, weight in zip(draw.rows, draw.weights, strict=True)}
+    assert by_row == pytest.approx({0: 1.0, 1: 1 / 2, 2: 1 / 3, 3: 1 / 4})
+
+
+def test_new_transitions_get_the_highest_priority_seen() -> None:
+    sampler = PrioritizedSampler(4, alpha=1.0, stream=np.random.default_rng(0))
+    sampler.added(np.array([0, 1]))
+    sampler.update(np.array([0]), np.array([9.0]))
+    sampler.added(np.array([2]))
+    counts = np.bincount(sampler.draw(1900, 3).rows, minlength=3)
+    assert counts == pytest.approx([900, 100, 900], abs=2)
+
+
+def test_prioritised_draws_go_on_from_their_state() -> None:
+    first, second = (PrioritizedSampler(6, 0.5, np.random.default_rng(seed)) for seed in (1, 2))
+    first.added(np.arange(6))
+    first.update(np.arange(6), np.arange(1.0, 7.0))
+    second.load_state_dict(first.state_dict())
+    assert np.array_equal(first.draw(20, 6).rows, second.draw(20, 6).rows)
