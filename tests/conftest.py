@@ -5,22 +5,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rl_training.experiment.config import TrainConfig
+
+torch.set_num_threads(1)  # what runs use; two test processes on two cores would only get in each other's way
 
 MakeConfig = Callable[..., TrainConfig]
 
 TINY_PPO = {"num_steps": 16, "minibatch_size": 32, "update_epochs": 2, "hidden_sizes": [8]}
+TINY_REPLAY = {
+    "buffer_capacity": 200,
+    "batch_size": 8,
+    "learning_starts": 32,
+    "train_frequency": 4,
+    "hidden_sizes": [8],
+}
+TINY = {"ppo": TINY_PPO, "dqn": TINY_REPLAY, "sac": TINY_REPLAY}
 
 
 @pytest.fixture
 def make_config(tmp_path: Path) -> MakeConfig:
-    """A PPO run on CartPole that takes a fraction of a second; keywords replace fields, `algo_kwargs` adds to them."""
+    """A run that takes a fraction of a second; keywords replace fields, `algo_kwargs` adds to them."""
 
     def make(**changes: Any) -> TrainConfig:
         values: dict[str, Any] = {
             "algo": "ppo",
-            "env_id": "CartPole-v1",
+            "env_id": "Pendulum-v1" if changes.get("algo") == "sac" else "CartPole-v1",
             "seed": 7,
             "total_timesteps": 128,
             "output_dir": tmp_path / "runs",
@@ -31,7 +42,7 @@ def make_config(tmp_path: Path) -> MakeConfig:
             "checkpoint_interval": 64,
             **changes,
         }
-        values["algo_kwargs"] = {**TINY_PPO, **changes.get("algo_kwargs", {})}
+        values["algo_kwargs"] = {**TINY.get(values["algo"], {}), **changes.get("algo_kwargs", {})}
         return TrainConfig(**values)
 
     return make

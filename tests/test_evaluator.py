@@ -21,6 +21,9 @@ class AlwaysOne:
         self.deterministic.add(deterministic)
         return np.ones(len(obs), dtype=np.int64)
 
+    def to_env(self, actions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return actions
+
 
 def test_statistics_are_over_whole_raw_episodes_with_the_likeliest_actions(make_config: MakeConfig) -> None:
     policy = AlwaysOne()

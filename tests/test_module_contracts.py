@@ -25,14 +25,12 @@ LAYERS = [
     [f"experiment.{name}" for name in ("runs", "checkpointing", "logging", "curves")],
     ["envs", "policies", "data"],
     ["algorithms"],
-    [
-        f"runtime.{name}"
-        for name in ("types", "intervals", "plan", "trainer", "collector", "evaluator", "callbacks", "progress")
-    ],
+    [f"runtime.{name}" for name in ("types", "plan", "trainer", "collector", "evaluator", "callbacks", "progress")],
     ["runtime.run_utils"],
     ["runtime.agents", "runtime.session"],
-    ["runtime.on_policy"],
-    ["runtime.ppo_trainer"],
+    ["runtime.wiring"],
+    ["runtime.on_policy", "runtime.off_policy"],
+    ["runtime.ppo_trainer", "runtime.dqn_trainer", "runtime.sac_trainer"],
     ["experiment.registry"],
     ["runtime.workflows", "experiment.default_manager"],
     ["api"],

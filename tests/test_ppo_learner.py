@@ -61,7 +61,7 @@ def test_the_first_minibatch_has_ratio_1(action_space: spaces.Space[Any]) -> Non
 def test_bootstraps_come_from_the_values_of_the_true_last_observations() -> None:
     learner, rollout = make_learner(gamma=0.5, gae_lambda=0.0)
     fill(learner, rollout)
-    params = learner.policy.layout.tensors(learner.policy.flat)
+    params = learner.policy.params.tensors()
     after_limit = learner.policy.values(params, torch.full((1, 3), 0.3)).item()
     after_rollout = learner.policy.values(params, torch.full((1, 3), -0.2)).item()
     # With lambda 0 the return is reward + gamma * V(next).
@@ -84,12 +84,12 @@ def test_kl_early_stop_skips_all_that_remains_and_counts_what_was_done() -> None
     steps: list[float] = []
     original = learner._step
 
-    def counting(batch: Any, clip_coef: float) -> Any:
-        watched = original(batch, clip_coef)
+    def counting(*arguments: Any) -> Any:
+        watched = original(*arguments)
         steps.append(float(watched[LOSS_METRICS.index("approx_kl")]))
         return watched
 
-    learner._step = counting  # type: ignore[method-assign]  # counts the real steps
+    learner._step = counting  # type: ignore[method-assign,assignment]  # counts the real steps
     taken = learner.update(rollout, step=0).num_gradient_steps
     assert taken == len(steps) < 12
     assert steps[-1] > 0.015
@@ -101,10 +101,10 @@ def test_annealing_reaches_optimizer_and_clip_range() -> None:
     learner, rollout = make_learner(learning_rate=linear, clip_coef=linear)
     for step, expected in ((0, 0.4), (500, 0.2), (1000, 0.0)):
         fill(learner, rollout)
-        before = learner.policy.flat.clone()
+        before = learner.policy.params.flat.clone()
         metrics = learner.update(rollout, step).metrics
         assert metrics["learning_rate"] == metrics["clip_range"] == pytest.approx(expected)
-        assert torch.equal(before, learner.policy.flat) == (expected == 0.0)
+        assert torch.equal(before, learner.policy.params.flat) == (expected == 0.0)
 
 
 def test_adam_runs_with_the_small_epsilon_and_the_clipped_gradient() -> None:
@@ -122,7 +122,7 @@ def test_the_buffer_keeps_the_unclipped_continuous_action() -> None:
     learner, rollout = make_learner(CONTINUOUS, log_std_init=2.0)
     fill(learner, rollout)
     assert rollout.actions.abs().max() > 1.0  # the policy's bounds are -1 and 1
-    assert np.abs(learner.to_env(rollout.actions.flatten(0, 1).numpy())).max() == 2.0
+    assert np.abs(learner.policy.to_env(rollout.actions.flatten(0, 1).numpy())).max() == 2.0
 
 
 @BOTH_KINDS
@@ -135,7 +135,7 @@ def test_a_learner_goes_on_from_its_state_bit_for_bit(action_space: spaces.Space
     for one in (learner, copy):
         fill(one, rollout)
         one.update(rollout, step=32)
-    assert torch.equal(learner.policy.flat, copy.policy.flat)
+    assert torch.equal(learner.policy.params.flat, copy.policy.params.flat)
 
 
 @pytest.mark.parametrize("size", [1, 31])
@@ -143,4 +143,4 @@ def test_a_minibatch_of_one_keeps_the_weights_finite(size: int) -> None:
     learner, rollout = make_learner(minibatch_size=size)  # 31 leaves a last minibatch of 1
     fill(learner, rollout)
     learner.update(rollout, step=0)
-    assert torch.isfinite(learner.policy.flat).all()
+    assert torch.isfinite(learner.policy.params.flat).all()

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from rl_training.algorithms.optim import clip_gradient
 from rl_training.algorithms.ppo import (
     PPOParams,
-    clip_gradient,
     clipped_policy_loss,
     explained_variance,
     normalize,

@@ -1,44 +1,38 @@
-import importlib.util
+import importlib
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
+import pytest
 import torch
 from conftest import MakeConfig
 
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.experiment.registry import get_algorithm_spec
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-PPO_SCRIPT = EXAMPLES / "ppo_cartpole_reference.py"
+SCRIPTS = pytest.mark.parametrize(
+    ("algo", "script"),
+    [("ppo", "ppo_cartpole_reference"), ("dqn", "dqn_cartpole_reference"), ("sac", "sac_pendulum_reference")],
+)
 
 
-def load_script(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_ppo_script_ends_with_the_weights_of_the_trainer(make_config: MakeConfig) -> None:
-    config = make_config(total_timesteps=640, device="cpu")
+@SCRIPTS
+def test_a_script_ends_with_the_weights_of_the_trainer(make_config: MakeConfig, algo: str, script: str) -> None:
+    config = make_config(algo=algo, total_timesteps=320, num_envs=1 if algo != "ppo" else 4, device="cpu")
     torch.manual_seed(123)  # neither of the two may depend on it
-    learner = load_script(PPO_SCRIPT).train(config)
-    trained = load_checkpoint(train_ppo(config).checkpoint_path).algorithm_state["policy"]["params"]
-    own = learner.policy.state_dict()["params"]
+    learner = importlib.import_module(script).train(config)
+    result = get_algorithm_spec(algo).train_fn(config)
+    trained = load_checkpoint(result.checkpoint_path).algorithm_state["policy"]["params"]
+    own = learner.state_dict()["policy"]["params"]
     assert own.keys() == trained.keys()
     assert all(torch.equal(own[name], trained[name]) for name in own)
 
 
-def test_the_ppo_script_runs_and_fits_on_one_page() -> None:
-    assert len(PPO_SCRIPT.read_text().splitlines()) < 120
-    answer = subprocess.run(
-        [sys.executable, str(PPO_SCRIPT), "--total-timesteps", "512", "--eval-episodes", "2"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+@SCRIPTS
+def test_a_script_runs_and_fits_on_one_page(algo: str, script: str) -> None:
+    path = EXAMPLES / f"{script}.py"
+    assert len(path.read_text().splitlines()) < 120
+    command = [sys.executable, str(path), "--total-timesteps", "300", "--eval-episodes", "1"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "evaluation:" in answer.stdout

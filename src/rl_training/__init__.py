@@ -5,13 +5,18 @@ from typing import TYPE_CHECKING
 from rl_training._lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from rl_training.api.algorithms import PPO
+    from rl_training.api.algorithms import DQN, PPO, SAC
     from rl_training.experiment.config import TrainConfig
 
 __version__ = "0.1.0"
-__all__ = ["PPO", "TrainConfig", "__version__"]
+__all__ = ["DQN", "PPO", "SAC", "TrainConfig", "__version__"]
 
 __getattr__ = lazy_attributes(
     __name__,
-    {"PPO": "rl_training.api.algorithms", "TrainConfig": "rl_training.experiment.config"},
+    {
+        "DQN": "rl_training.api.algorithms",
+        "PPO": "rl_training.api.algorithms",
+        "SAC": "rl_training.api.algorithms",
+        "TrainConfig": "rl_training.experiment.config",
+    },
 )

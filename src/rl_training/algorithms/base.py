@@ -1,12 +1,21 @@
 """What a learner looks like to the loops that drive it."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+import torch
+from pydantic import Field
 from torch import Tensor
 
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.errors import Problem
+from rl_training.experiment.schedules import PositiveSchedule
+from rl_training.experiment.validation import Flag, Int, PositiveInt, StrictModel, UnitFloat, config_error
 from rl_training.policies.base import Array, Policy
+from rl_training.policies.encoders import Encoder
+from rl_training.policies.mlp import Activation, NetworkSpec
+from rl_training.policies.normalization import RewardNormalizer
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,6 @@ class OnPolicyLearner(Learner, Protocol):
     def act(self, obs: Array) -> Array:
         """Actions for observations [env, ...], in the policy's own space."""
 
-    def to_env(self, actions: Array) -> Array:
-        """What the envs receive for these actions."""
-
     def compute_advantages(self, rollout: RolloutBuffer, last_obs: Array) -> None:
         """Fill in values, log-probs, advantages and returns; `last_obs` [env, ...] follows the newest step."""
 
@@ -48,3 +54,91 @@ class OnPolicyLearner(Learner, Protocol):
 
 
 Batch = dict[str, Tensor]
+
+
+class LearnerParams(StrictModel):
+    """What every algorithm's `algo_kwargs` may hold."""
+
+    hidden_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    """Hidden layers of each network."""
+    activation: Activation
+    learning_rate: PositiveSchedule
+    gamma: UnitFloat = 0.99
+    normalize_obs: Flag = False
+    """To running mean 0 and deviation 1, clipped at 10 deviations."""
+    normalize_rewards: Flag = False
+    """By the running deviation of the discounted return; logged returns stay raw."""
+
+    def network(self, device: torch.device) -> NetworkSpec:
+        """What the networks have in common."""
+        return NetworkSpec(self.hidden_sizes, self.activation, device, self.normalize_obs)
+
+
+class OffPolicyParams(LearnerParams):
+    """What every algorithm that learns from replayed transitions has; counts are env steps, all envs together."""
+
+    activation: Activation = "relu"
+    buffer_capacity: PositiveInt
+    """Transitions kept."""
+    batch_size: PositiveInt
+    learning_starts: Annotated[Int, Field(ge=0)] = 1_000
+    """Env steps with uniform actions before the first update."""
+    train_frequency: PositiveInt = 1
+    """Env steps between two updates."""
+    gradient_steps: PositiveInt = 1
+    """Gradient steps per update."""
+    n_step: PositiveInt = 1
+    """Steps whose rewards are summed before the target's value."""
+
+    def check_replay(self, num_envs: int) -> None:
+        """Refuse a replay buffer that cannot serve a batch, or not one step of all envs."""
+        smallest = max(self.batch_size, num_envs)
+        if self.buffer_capacity < smallest:
+            text = (
+                f"algo_kwargs.buffer_capacity={self.buffer_capacity}: must hold a batch ({self.batch_size}) "
+                f"and one step of all envs ({num_envs})"
+            )
+            raise config_error([Problem(("algo_kwargs", "buffer_capacity"), text)])
+
+
+class ReplayPolicy(Policy, Protocol):
+    """A policy that says how its transitions are stored."""
+
+    encoder: Encoder
+    action_shape: tuple[int, ...]
+    action_dtype: torch.dtype
+
+
+class ExperienceNormalizer:
+    """The running normalisations of an off-policy learner: of observations in its encoder, of rewards here."""
+
+    def __init__(self, encoder: Encoder, params: LearnerParams) -> None:
+        self._encoder = encoder
+        self.rewards = RewardNormalizer(params.gamma, enabled=params.normalize_rewards)
+
+    def observe(self, obs: Array, rewards: Array, ended: Array) -> None:
+        """Take in one step of every env."""
+        self._encoder.observe(obs)
+        self.rewards.update(rewards[None], ended[None])
+
+
+class OffPolicyLearner(Learner, Protocol):
+    """A learner that acts step by step and learns from replayed transitions."""
+
+    @property
+    def policy(self) -> ReplayPolicy:
+        """The policy as it stands, for evaluation."""
+
+    @property
+    def params(self) -> OffPolicyParams:
+        """How often it learns."""
+
+    @property
+    def normalizer(self) -> ExperienceNormalizer:
+        """What takes in every step."""
+
+    def act(self, obs: Array, step: int) -> Array:
+        """Actions for observations [env, ...] at env step `step`, in the policy's own space."""
+
+    def update(self, replay: ReplayBuffer, step: int, num_gradient_steps: int) -> UpdateResult:
+        """Learn from the replay buffer at env step `step`."""

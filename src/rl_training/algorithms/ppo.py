@@ -1,6 +1,5 @@
 """Proximal policy optimisation (Schulman et al. 2017): its parameters, its losses, and the learner, in that order."""
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -9,7 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Batch, UpdateResult
+from rl_training.algorithms.base import Batch, LearnerParams, UpdateResult
+from rl_training.algorithms.optim import FlatAdam, clip_gradient
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Problem
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
@@ -18,16 +18,16 @@ from rl_training.experiment.validation import (
     Float,
     NonNegativeFloat,
     PositiveInt,
-    StrictModel,
     UnitFloat,
     config_error,
 )
 from rl_training.policies.actor_critic import ActorCritic
 from rl_training.policies.base import Array, PolicyOutput
 from rl_training.policies.mlp import Activation
+from rl_training.policies.normalization import RewardNormalizer
 
 
-class PPOParams(StrictModel):
+class PPOParams(LearnerParams):
     """What `algo_kwargs` may hold. The defaults are those of the paper's continuous-control experiments."""
 
     num_steps: PositiveInt = 2048
@@ -36,7 +36,6 @@ class PPOParams(StrictModel):
     """Passes over each rollout."""
     minibatch_size: PositiveInt = 64
     hidden_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (64, 64)
-    """Hidden layers of the actor and, apart from it, of the critic."""
     activation: Activation = "tanh"
     learning_rate: PositiveSchedule = Schedule(start=3e-4)
     clip_coef: PositiveSchedule = Schedule(start=0.2)
@@ -45,7 +44,6 @@ class PPOParams(StrictModel):
     """How far a value may move from the old one; none: unclipped."""
     ent_coef: NonNegativeFloat = 0.0
     vf_coef: NonNegativeFloat = 0.5
-    gamma: UnitFloat = 0.99
     gae_lambda: UnitFloat = 0.95
     normalize_advantages: Flag = True
     """To mean 0 and deviation 1, within each minibatch."""
@@ -116,13 +114,6 @@ def ppo_loss(output: PolicyOutput, batch: Batch, params: PPOParams, clip_coef: f
     return PPOLoss(total, watched)
 
 
-def clip_gradient(gradient: Tensor, max_norm: float) -> Tensor:
-    """Scale the gradient of all parameters to at most `max_norm`, in place; its norm before that."""
-    norm: Tensor = torch.linalg.vector_norm(gradient)
-    gradient.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
-    return norm
-
-
 def explained_variance(values: Tensor, returns: Tensor) -> float:
     """1 when the values predict the returns, 0 when a constant would do as well; 0 for constant returns."""
     variance = returns.var(correction=0)
@@ -141,21 +132,18 @@ class PPOLearner:
         self.params = params
         self.total_timesteps = total_timesteps
         self._stream = stream  # orders the minibatches
-        self._optimizer = torch.optim.Adam([policy.flat], eps=params.adam_eps, fused=True)
+        self._optimizer = FlatAdam(policy.params.flat, eps=params.adam_eps)
+        self._rewards = RewardNormalizer(params.gamma, enabled=params.normalize_rewards)
 
     def act(self, obs: Array) -> Array:
         """Only what picks the action; values and log-probs come in bulk with `compute_advantages`."""
         return self.policy.act(obs)
 
-    def to_env(self, actions: Array) -> Array:
-        """What the envs receive for these actions."""
-        return self.policy.to_env(actions)
-
     @torch.no_grad()
     def compute_advantages(self, rollout: RolloutBuffer, last_obs: Array) -> None:
         """Values and log-probs of the whole rollout from the code that the update uses, then GAE."""
-        device = self.policy.flat.device
-        params = self.policy.layout.tensors(self.policy.flat)
+        device = self.policy.params.flat.device
+        params = self.policy.params.tensors()
         obs, actions = rollout.obs.flatten(0, 1).to(device), rollout.actions.flatten(0, 1).to(device)
         output = self.policy.evaluate(params, obs, actions)
         rollout.values.copy_(output.values.view_as(rollout.values))
@@ -164,51 +152,56 @@ class PPOLearner:
         beyond = torch.cat([following, rollout.truncated_last_obs().to(following.device)]).to(device)
         values = self.policy.values(params, beyond).to(rollout.device)
         rollout.bootstrap_values[rollout.truncated] = values[rollout.num_envs :]
+        self._rewards.update(rollout.rewards.cpu().numpy(), rollout.dones.cpu().numpy())
         rollout.compute_returns_and_advantages(
-            last_values=values[: rollout.num_envs], gamma=self.params.gamma, gae_lambda=self.params.gae_lambda
+            last_values=values[: rollout.num_envs],
+            gamma=self.params.gamma,
+            gae_lambda=self.params.gae_lambda,
+            rewards=self._rewards.apply(rollout.rewards),
         )
 
     def update(self, rollout: RolloutBuffer, step: int) -> UpdateResult:
         """Epochs of minibatches over the rollout that began at env step `step`."""
         learning_rate = self.params.learning_rate.value(step, self.total_timesteps)
         clip_coef = self.params.clip_coef.value(step, self.total_timesteps)
-        self._optimizer.param_groups[0]["lr"] = learning_rate
-        watched = self._run_epochs(rollout, clip_coef)
-        self.policy.sync_host()
+        watched = self._run_epochs(rollout, learning_rate, clip_coef)
+        self.policy.params.sync_host()
+        # Only now: while a rollout is collected, scored and learnt from, an observation means the same features.
+        self.policy.encoder.observe(rollout.obs.flatten(0, 1).cpu().numpy())
         means = torch.stack(watched).mean(dim=0).tolist()
         metrics = dict(zip((*LOSS_METRICS, "grad_norm"), means, strict=True))
         metrics |= {"learning_rate": learning_rate, "clip_range": clip_coef}
         metrics["explained_variance"] = explained_variance(rollout.values, rollout.returns)
         return UpdateResult(metrics, num_gradient_steps=len(watched))
 
-    def _run_epochs(self, rollout: RolloutBuffer, clip_coef: float) -> list[Tensor]:
+    def _run_epochs(self, rollout: RolloutBuffer, learning_rate: float, clip_coef: float) -> list[Tensor]:
         size, target_kl = self.params.minibatch_size, self.params.target_kl
         watched: list[Tensor] = []
         for _ in range(self.params.update_epochs):
             for batch in rollout.iter_minibatches(minibatch_size=size, shuffle=True, generator=self._stream):
-                watched.append(self._step(batch, clip_coef))
+                watched.append(self._step(batch, learning_rate, clip_coef))
                 if target_kl is not None and watched[-1][LOSS_METRICS.index("approx_kl")] > 1.5 * target_kl:
                     return watched
         return watched
 
-    def _step(self, batch: Batch, clip_coef: float) -> Tensor:
+    def _step(self, batch: Batch, learning_rate: float, clip_coef: float) -> Tensor:
         """One gradient step: from parameters, optimizer state and batch to new parameters and watched numbers."""
-        device = self.policy.flat.device
-        batch = {name: field.to(device) for name, field in batch.items()}
-        flat = self.policy.flat.detach().requires_grad_()
-        output = self.policy.evaluate(self.policy.layout.tensors(flat), batch["obs"], batch["actions"])
+        params = self.policy.params
+        batch = {name: field.to(params.flat.device) for name, field in batch.items()}
+        flat = params.flat.detach().requires_grad_()
+        output = self.policy.evaluate(params.layout.tensors(flat), batch["obs"], batch["actions"])
         loss = ppo_loss(output, batch, self.params, clip_coef)
         (gradient,) = torch.autograd.grad(loss.total, flat)
         norm = clip_gradient(gradient, self.params.max_grad_norm)
-        self.policy.flat.grad = gradient
-        self._optimizer.step()
+        self._optimizer.step(gradient, learning_rate)
         return torch.cat([loss.watched, norm.reshape(1)])
 
     def state_dict(self) -> dict[str, Any]:
         """Policy, optimizer moments and streams."""
         return {
             "policy": self.policy.state_dict(),
-            "optimizer": deepcopy(self._optimizer.state_dict()),  # the moments go on changing in place
+            "optimizer": self._optimizer.state_dict(),
+            "rewards": self._rewards.state_dict(),
             "minibatch_stream": self._stream.bit_generator.state,
         }
 
@@ -216,4 +209,5 @@ class PPOLearner:
         """Go on where `state` stopped."""
         self.policy.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
+        self._rewards.load_state_dict(state["rewards"])
         self._stream.bit_generator.state = state["minibatch_stream"]

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from rl_training._lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from rl_training.api.algorithms import PPO
+    from rl_training.api.algorithms import DQN, PPO, SAC
 
-__all__ = ["PPO"]
+__all__ = ["DQN", "PPO", "SAC"]
 
-__getattr__ = lazy_attributes(__name__, {"PPO": "rl_training.api.algorithms"})
+__getattr__ = lazy_attributes(__name__, dict.fromkeys(__all__, "rl_training.api.algorithms"))

@@ -95,7 +95,19 @@ class Algorithm:
         return self._agent
 
 
+class DQN(Algorithm):
+    """Deep Q-learning, for discrete actions."""
+
+    algo = "dqn"
+
+
 class PPO(Algorithm):
     """Proximal policy optimisation, for discrete and continuous actions."""
 
     algo = "ppo"
+
+
+class SAC(Algorithm):
+    """Soft actor-critic, for continuous actions with finite bounds."""
+
+    algo = "sac"

@@ -120,6 +120,12 @@ class TimeLimitProbe(ProbeEnv):
         return self.observe(), 1.0, False, self.elapsed == 5, {}
 
 
+class ContinuousTimeLimitProbe(TimeLimitProbe):
+    """As `TimeLimitProbe`, with an action that changes nothing."""
+
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+
 class ContinuousProbe(ProbeEnv):
     """One step, asymmetric bounds, reward minus the squared distance to a point inside: the best return is 0."""
 
@@ -154,6 +160,7 @@ PROBES: dict[str, type[ProbeEnv]] = {
         ActionRewardProbe,
         MatchProbe,
         TimeLimitProbe,
+        ContinuousTimeLimitProbe,
         ContinuousProbe,
         ContinuousMatchProbe,
     )

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_training.algorithms.base import OnPolicyLearner
+from rl_training.algorithms.base import OffPolicyLearner, OnPolicyLearner
+from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.runtime.types import MetricDict
@@ -43,7 +44,7 @@ def collect_rollout(
     episodes: list[Episode] = []
     while not rollout.full and not interrupted():
         actions = learner.act(obs)
-        next_obs, rewards, terminated, truncated, infos = envs.step(learner.to_env(actions))
+        next_obs, rewards, terminated, truncated, infos = envs.step(learner.policy.to_env(actions))
         ended = terminated | truncated
         rollout.add(
             obs=obs,
@@ -59,6 +60,32 @@ def collect_rollout(
         obs = next_obs
     metrics = episode_metrics(episodes)
     return CollectResult(len(rollout) - before, len(episodes), metrics, obs, tuple(episodes))
+
+
+def collect_transitions(
+    envs: EpisodeVectorEnv,
+    learner: OffPolicyLearner,
+    replay: ReplayBuffer,
+    obs: Any,
+    *,
+    steps: tuple[int, int],
+    interrupted: Callable[[], bool],
+) -> CollectResult:
+    """Store transitions from env step `steps[0]` until `steps[1]` is reached or passed, or until interrupted."""
+    step, until = steps
+    episodes: list[Episode] = []
+    while step < until and not interrupted():
+        actions = learner.act(obs, step)
+        next_obs, rewards, terminated, truncated, infos = envs.step(learner.policy.to_env(actions))
+        replay.add(obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, dones=terminated, truncated=truncated)
+        step += envs.num_envs
+        ended = terminated | truncated
+        learner.normalizer.observe(obs, rewards, ended)
+        if ended.any():
+            episodes += finished_episodes(infos)
+            next_obs, _ = envs.reset(options={"reset_mask": ended})
+        obs = next_obs
+    return CollectResult(step - steps[0], len(episodes), episode_metrics(episodes), obs, tuple(episodes))
 
 
 def finished_episodes(infos: dict[str, Any]) -> list[Episode]:

@@ -8,7 +8,7 @@ import psutil
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.intervals import crosses
+from rl_training.experiment.schedules import crosses
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,22 @@
-"""PPO wired together: envs, policy, learner, rollout and the on-policy loop."""
+"""PPO wired together: policy, learner, rollout and the on-policy loop."""
 
 import math
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-import torch
 from gymnasium import spaces
 
 from rl_training.algorithms.ppo import PPOLearner, PPOParams
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.envs.factory import make_env, make_vector_env
-from rl_training.experiment.checkpointing import CheckpointState
-from rl_training.experiment.config import TrainConfig, resolve_params, with_resolved_params
+from rl_training.envs.factory import make_env
+from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.policies.actor_critic import ActorCritic
-from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.on_policy import run_on_policy
 from rl_training.runtime.plan import TrainingPlan, check_memory, count_evaluations, count_events
 from rl_training.runtime.run_utils import resolve_device
-from rl_training.runtime.session import RunOptions, TrainingParts, run_training
-from rl_training.runtime.trainer import TrainResult
-from rl_training.streams import derive_seed, make_stream
+from rl_training.runtime.session import TrainingParts
+from rl_training.runtime.wiring import Wiring, build_train_fn
+from rl_training.streams import make_stream, make_torch_generator
 
 
 def resolve_ppo_params(config: TrainConfig) -> PPOParams:
@@ -35,16 +31,9 @@ def build_ppo_learner(
 ) -> PPOLearner:
     """An untrained learner whose weights depend on the run's seed alone."""
     params = resolve_ppo_params(config)
-    policy = ActorCritic(
-        observation_space,
-        action_space,
-        hidden_sizes=params.hidden_sizes,
-        activation=params.activation,
-        device=resolve_device(config.device),
-        stream=make_stream(config.seed, "acting"),
-    )
-    generator = torch.Generator().manual_seed(derive_seed(config.seed, "initialisation"))
-    policy.initialise(generator, params.log_std_init)
+    network = params.network(resolve_device(config.device))
+    policy = ActorCritic(observation_space, action_space, network, make_stream(config.seed, "acting"))
+    policy.initialise(make_torch_generator(config.seed, "initialisation"), params.log_std_init)
     stream = make_stream(config.seed, "minibatches")
     return PPOLearner(policy, params, total_timesteps=config.total_timesteps, stream=stream)
 
@@ -74,7 +63,7 @@ def plan_ppo(config: TrainConfig) -> TrainingPlan:
     boundaries = range(rollout_size, rollouts * rollout_size + 1, rollout_size)
     minibatches = math.ceil(rollout_size / params.minibatch_size)
     copies = 2  # the rollout, and its shuffled copy while learning
-    state = 4 * learner.policy.flat.nbytes  # parameters, gradient, two moments
+    state = 4 * learner.policy.params.flat.nbytes  # parameters, gradient, two moments
     return TrainingPlan(
         env_steps=rollouts * rollout_size,
         gradient_steps=rollouts * params.update_epochs * minibatches,
@@ -86,32 +75,18 @@ def plan_ppo(config: TrainConfig) -> TrainingPlan:
             "env steps per rollout": rollout_size,
             "minibatches per epoch": minibatches,
             "last minibatch": rollout_size % params.minibatch_size or params.minibatch_size,
-            "parameters": sum(math.prod(shape) for shape in learner.policy.layout.shapes.values()),
+            "parameters": sum(math.prod(shape) for shape in learner.policy.params.layout.shapes.values()),
         },
     )
 
 
-def train_ppo(
-    config: TrainConfig,
-    *,
-    run_suffix: str | None = None,
-    checkpoint_state: CheckpointState | None = None,
-    callbacks: Iterable[Callback] | None = None,
-    run_dir: Path | None = None,
-) -> TrainResult:
-    """Train PPO from the start, or on from `checkpoint_state`: in a new directory, or in `run_dir`."""
-    config = with_resolved_params(config, resolve_ppo_params(config))
-    envs = make_vector_env(config)
-    try:
-        learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
-        needed = build_rollout(config, learner, device="meta").num_bytes
-        check_memory(needed, "lower num_envs or algo_kwargs.num_steps")
-        rollout = build_rollout(config, learner)
-        return run_training(
-            config,
-            TrainingParts(learner, rollout, envs),
-            lambda session: run_on_policy(session, envs, learner, rollout),
-            RunOptions(run_suffix, checkpoint_state, callbacks, run_dir),
-        )
-    finally:
-        envs.close()
+def wire_ppo(config: TrainConfig, envs: EpisodeVectorEnv) -> Wiring:
+    """Learner and rollout on these envs."""
+    learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
+    needed = build_rollout(config, learner, device="meta").num_bytes
+    check_memory(needed, "lower num_envs or algo_kwargs.num_steps")
+    rollout = build_rollout(config, learner)
+    return Wiring(TrainingParts(learner, rollout, envs), lambda session: run_on_policy(session, envs, learner, rollout))
+
+
+train_ppo = build_train_fn(resolve_ppo_params, wire_ppo)

@@ -21,10 +21,10 @@ from rl_training.errors import TrainingInterrupted
 from rl_training.experiment.checkpointing import BEST_NAME, CheckpointState, prune_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import check_output_dir, update_metadata
+from rl_training.experiment.schedules import crosses
 from rl_training.runtime.callbacks import Callback, CallbackList
 from rl_training.runtime.collector import CollectResult, Episode, episode_metrics
 from rl_training.runtime.evaluator import Evaluator
-from rl_training.runtime.intervals import crosses
 from rl_training.runtime.run_utils import (
     TrainingRun,
     create_training_run,
@@ -94,17 +94,22 @@ class TrainingSession:
         self.last_obs = result.last_obs
         self.state.global_step += result.num_env_steps
         self.state.num_episodes += result.num_episodes
-        self._episodes.extend(result.episodes)
-        averages = episode_metrics(list(self._episodes))
-        self.state.metrics |= {f"rollout/{name}": value for name, value in averages.items()}
+        if result.episodes:
+            self._episodes.extend(result.episodes)
+            averages = episode_metrics(list(self._episodes))
+            self.state.metrics |= {f"rollout/{name}": value for name, value in averages.items()}
         self.callbacks.on_collect_end(self.state, result)
 
     def updated(self, result: UpdateResult) -> None:
-        """Count an update, which ends one iteration of the loop; log, evaluate and save when due."""
+        """Count an update, which ends one iteration of the loop."""
         self.state.num_updates += result.num_gradient_steps
         self.state.metrics |= {f"train/{name}": value for name, value in result.metrics.items()}
         self.state.metrics["train/n_updates"] = self.state.num_updates
         self.callbacks.on_update_end(self.state, result)
+        self.iterated()
+
+    def iterated(self) -> None:
+        """One iteration of the loop is over: log, evaluate and save when due."""
         before, after = self._iterated_at_step, self.state.global_step
         self._iterated_at_step = after
         if crosses(self.config.log_interval, before, after):

@@ -1,0 +1,172 @@
+"""Soft actor-critic (Haarnoja et al. 2018): its parameters, its losses, and the learner, in that order."""
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rl_training.algorithms.base import Batch, ExperienceNormalizer, OffPolicyParams, UpdateResult
+from rl_training.algorithms.optim import FlatAdam
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.experiment.schedules import PositiveSchedule, Schedule
+from rl_training.experiment.validation import Float, PositiveInt
+from rl_training.policies.base import Array
+from rl_training.policies.soft_actor_critic import SquashedActor, TwinCritics
+
+
+class SACParams(OffPolicyParams):
+    """What `algo_kwargs` may hold beside the parameters of every off-policy algorithm."""
+
+    buffer_capacity: PositiveInt = 1_000_000
+    batch_size: PositiveInt = 256
+    hidden_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (256, 256)
+    learning_rate: PositiveSchedule = Schedule(start=3e-4)
+    tau: Annotated[Float, Field(gt=0.0, le=1.0)] = 0.005
+    """How much of the critics their targets take over after each update."""
+    alpha: Literal["auto"] | Annotated[Float, Field(gt=0.0)] = "auto"
+    """Temperature of the entropy bonus; `auto`: learned towards `target_entropy`."""
+    target_entropy: Float | None = None
+    """Of the learned temperature; none: minus the number of action dimensions."""
+    policy_delay: PositiveInt = 1
+    """Critic updates per update of actor and temperature, which is then repeated that often."""
+
+
+def soft_targets(batch: Batch, next_values: Tensor, next_logprobs: Tensor, alpha: Tensor) -> Tensor:
+    """Reward plus the discounted soft value: the lower of the two target critics, and the entropy bonus."""
+    soft_values = next_values.min(dim=0).values - alpha * next_logprobs
+    return batch["rewards"] + batch["discounts"] * soft_values
+
+
+def critic_loss(values: Tensor, targets: Tensor) -> Tensor:
+    """Half the mean squared error of each critic, summed; `values` are [critic, batch]."""
+    return 0.5 * (values - targets).square().mean(dim=1).sum()
+
+
+def actor_loss(values: Tensor, logprobs: Tensor, alpha: Tensor) -> Tensor:
+    """What the actor minimises: temperature times log-prob, minus the lower critic."""
+    return (alpha * logprobs - values.min(dim=0).values).mean()
+
+
+class SACLearner:
+    """Draws its actions, learns critics, actor and temperature from replayed transitions."""
+
+    def __init__(
+        self,
+        policy: SquashedActor,
+        critics: TwinCritics,
+        params: SACParams,
+        *,
+        total_timesteps: int,
+        stream: np.random.Generator,
+    ) -> None:
+        self.policy = policy
+        self.critics = critics
+        self.params = params
+        self.total_timesteps = total_timesteps
+        self.target_entropy = params.target_entropy if params.target_entropy is not None else -policy.actions.size
+        self._stream = stream  # noise of the actions that the update imagines
+        self._target = critics.params.flat.clone()
+        start = 1.0 if params.alpha == "auto" else params.alpha
+        self._log_alpha = torch.tensor([start], device=self._target.device).log()
+        self._actor_optimizer = FlatAdam(policy.params.flat)
+        self._critic_optimizer = FlatAdam(critics.params.flat)
+        self._alpha_optimizer = FlatAdam(self._log_alpha)
+        self.normalizer = ExperienceNormalizer(policy.encoder, params)
+        self._num_updates = 0
+
+    def act(self, obs: Array, step: int) -> Array:
+        """Uniform actions in the warm-up, then the policy's own draws."""
+        if step < self.params.learning_starts:
+            return self.policy.act_uniformly(len(obs))
+        return self.policy.act(obs)
+
+    def update(self, replay: ReplayBuffer, step: int, num_gradient_steps: int) -> UpdateResult:
+        """Learn from replayed batches at env step `step`."""
+        learning_rate = self.params.learning_rate.value(step, self.total_timesteps)
+        critic_numbers: list[Tensor] = []
+        actor_numbers: list[Tensor] = []
+        for _ in range(num_gradient_steps):
+            batch = self._to_device(replay.sample(self.params.batch_size))
+            critic_numbers.append(self._critic_step(batch, learning_rate))
+            self._num_updates += 1
+            if self._num_updates % self.params.policy_delay == 0:
+                actor_numbers += [self._actor_step(batch, learning_rate) for _ in range(self.params.policy_delay)]
+        self.policy.params.sync_host()
+        metrics: dict[str, int | float] = {"learning_rate": learning_rate, "ent_coef": self._log_alpha.exp().item()}
+        metrics |= dict(zip(("critic_loss", "q_mean"), torch.stack(critic_numbers).mean(dim=0).tolist(), strict=True))
+        if actor_numbers:
+            means = torch.stack(actor_numbers).mean(dim=0).tolist()
+            metrics |= dict(zip(("actor_loss", "entropy"), means, strict=True))
+        return UpdateResult(metrics, num_gradient_steps)
+
+    def _to_device(self, batch: Batch) -> Batch:
+        """The batch on the learner's device, with features in place of observations and normalised rewards."""
+        batch = {name: field.to(self._target.device) for name, field in batch.items()}
+        for name in ("obs", "next_obs"):
+            batch[name] = self.policy.encoder.encode_tensor(batch[name])
+        batch["rewards"] = self.normalizer.rewards.apply(batch["rewards"])
+        return batch
+
+    def _noise(self, like: Tensor) -> Tensor:
+        return torch.from_numpy(self._stream.standard_normal(like.shape, dtype=np.float32)).to(like.device)
+
+    def _critic_step(self, batch: Batch, learning_rate: float) -> Tensor:
+        """Move both critics towards the soft targets, then their targets towards them."""
+        layout = self.critics.params.layout
+        with torch.no_grad():
+            noise = self._noise(batch["actions"])
+            next_actions, next_logprobs = self.policy.sample(self.policy.params.tensors(), batch["next_obs"], noise)
+            next_values = self.critics.forward(layout.tensors(self._target), batch["next_obs"], next_actions)
+            targets = soft_targets(batch, next_values, next_logprobs, self._log_alpha.exp())
+        flat = self.critics.params.flat.detach().requires_grad_()
+        values = self.critics.forward(layout.tensors(flat), batch["obs"], batch["actions"])
+        loss = critic_loss(values, targets)
+        (gradient,) = torch.autograd.grad(loss, flat)
+        self._critic_optimizer.step(gradient, learning_rate)
+        self._target.lerp_(self.critics.params.flat, self.params.tau)
+        return torch.stack([loss.detach(), values.detach().mean()])
+
+    def _actor_step(self, batch: Batch, learning_rate: float) -> Tensor:
+        """Move the actor towards the critics' maximum, then the temperature towards its target entropy."""
+        layout = self.policy.params.layout
+        flat = self.policy.params.flat.detach().requires_grad_()
+        actions, logprobs = self.policy.sample(layout.tensors(flat), batch["obs"], self._noise(batch["actions"]))
+        values = self.critics.forward(self.critics.params.tensors(), batch["obs"], actions)
+        loss = actor_loss(values, logprobs, self._log_alpha.exp())
+        (gradient,) = torch.autograd.grad(loss, flat)
+        self._actor_optimizer.step(gradient, learning_rate)
+        entropy = -logprobs.detach().mean()
+        if self.params.alpha == "auto":
+            # The gradient of -log_alpha * (log-prob + target): alpha rises while the entropy is below its target.
+            self._alpha_optimizer.step((entropy - self.target_entropy).reshape(1), learning_rate)
+        return torch.stack([loss.detach(), entropy])
+
+    def state_dict(self) -> dict[str, Any]:
+        """All networks, the temperature, every optimizer, and the streams."""
+        return {
+            "policy": self.policy.state_dict(),
+            "critics": self.critics.params.state_dict(),
+            "target": self._target.cpu().clone(),
+            "log_alpha": self._log_alpha.cpu().clone(),
+            "actor_optimizer": self._actor_optimizer.state_dict(),
+            "critic_optimizer": self._critic_optimizer.state_dict(),
+            "alpha_optimizer": self._alpha_optimizer.state_dict(),
+            "rewards": self.normalizer.rewards.state_dict(),
+            "noise_stream": self._stream.bit_generator.state,
+            "num_updates": self._num_updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` stopped."""
+        self.policy.load_state_dict(state["policy"])
+        self.critics.params.load_state_dict(state["critics"])
+        self._target.copy_(state["target"])
+        self._log_alpha.copy_(state["log_alpha"])
+        self._actor_optimizer.load_state_dict(state["actor_optimizer"])
+        self._critic_optimizer.load_state_dict(state["critic_optimizer"])
+        self._alpha_optimizer.load_state_dict(state["alpha_optimizer"])
+        self.normalizer.rewards.load_state_dict(state["rewards"])
+        self._stream.bit_generator.state = state["noise_stream"]
+        self._num_updates = int(state["num_updates"])

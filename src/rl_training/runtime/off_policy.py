@@ -1,0 +1,116 @@
+"""The off-policy loop: a few env steps, then as many updates as they owe. All counts are env steps."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gymnasium import spaces
+
+from rl_training.algorithms.base import OffPolicyLearner, OffPolicyParams
+from rl_training.data.replay_buffer import ReplayBuffer, transition_bytes
+from rl_training.data.sampling import Sampler
+from rl_training.envs.factory import make_env
+from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.collector import collect_transitions
+from rl_training.runtime.plan import TrainingPlan, check_memory, count_evaluations, count_events
+from rl_training.runtime.session import TrainingParts, TrainingSession
+from rl_training.runtime.wiring import Wiring
+
+BuildOffPolicyLearner = Callable[[TrainConfig, spaces.Space[Any], spaces.Space[Any]], OffPolicyLearner]
+
+
+def run_off_policy(
+    session: TrainingSession, envs: EpisodeVectorEnv, learner: OffPolicyLearner, replay: ReplayBuffer
+) -> None:
+    """Train until the session is finished. A vector step counts `num_envs` env steps, so the budget may be passed."""
+    obs, _ = envs.reset()
+    while not session.finished:
+        before = session.state.global_step
+        until = next_boundary(learner.params, session.config, before)
+        result = collect_transitions(envs, learner, replay, obs, steps=(before, until), interrupted=session.interrupted)
+        obs = result.last_obs
+        session.collected(result)
+        if session.interrupted():
+            return
+        owed = updates_owed(learner.params, before, session.state.global_step)
+        if owed:
+            session.updated(learner.update(replay, session.state.global_step, owed))
+        else:
+            session.iterated()
+
+
+def next_boundary(params: OffPolicyParams, config: TrainConfig, step: int) -> int:
+    """The env step at which an iteration that begins at `step` ends: an update, or a log of the warm-up, is due."""
+    if step < params.learning_starts:
+        return min(step + config.log_interval, params.learning_starts, config.total_timesteps)
+    return min((step // params.train_frequency + 1) * params.train_frequency, config.total_timesteps)
+
+
+def updates_owed(params: OffPolicyParams, before: int, after: int) -> int:
+    """Gradient steps for the env steps in (before, after], so that the ratio is the same for any number of envs."""
+    if after <= params.learning_starts:
+        return 0
+    start = max(before, params.learning_starts)
+    return (after // params.train_frequency - start // params.train_frequency) * params.gradient_steps
+
+
+def build_replay(config: TrainConfig, learner: OffPolicyLearner, sampler: Sampler) -> ReplayBuffer:
+    """An empty replay buffer that fits the learner's spaces, if it fits into memory."""
+    params, policy = learner.params, learner.policy
+    check_memory(replay_bytes(learner), "lower algo_kwargs.buffer_capacity")
+    return ReplayBuffer(
+        params.buffer_capacity,
+        policy.encoder.shape,
+        policy.action_shape,
+        num_envs=config.num_envs,
+        obs_dtype=policy.encoder.storage_dtype,
+        action_dtype=policy.action_dtype,
+        n_step=params.n_step,
+        gamma=params.gamma,
+        sampler=sampler,
+    )
+
+
+def wire_off_policy(config: TrainConfig, envs: EpisodeVectorEnv, learner: OffPolicyLearner, sampler: Sampler) -> Wiring:
+    """A replay buffer for the learner, and the loop over both."""
+    replay = build_replay(config, learner, sampler)
+    return Wiring(TrainingParts(learner, replay, envs), lambda session: run_off_policy(session, envs, learner, replay))
+
+
+def replay_bytes(learner: OffPolicyLearner) -> int:
+    """Memory that the learner's replay buffer will take."""
+    encoder = learner.policy.encoder
+    row = transition_bytes(encoder.shape, learner.policy.action_shape, encoder.storage_dtype)
+    return learner.params.buffer_capacity * row
+
+
+def plan_off_policy(config: TrainConfig, build_learner: BuildOffPolicyLearner) -> TrainingPlan:
+    """Count what the loop would do, by the loop's own rules; makes one env, but no file."""
+    env = make_env(config, 0)
+    learner = build_learner(config, env.observation_space, env.action_space)
+    env.close()
+    params = learner.params
+    ends = list(_iteration_ends(params, config))
+    owed = [updates_owed(params, before, after) for before, after in zip([0, *ends], ends, strict=False)]
+    return TrainingPlan(
+        env_steps=ends[-1],
+        gradient_steps=sum(owed),
+        evaluations=count_evaluations(config, ends),
+        checkpoints=count_events(config.checkpoint_interval, ends),
+        memory_bytes=replay_bytes(learner),
+        details={
+            "iterations": len(ends),
+            "warm-up env steps": min(params.learning_starts, ends[-1]),
+            "updates": sum(1 for count in owed if count),
+            "replay capacity": params.buffer_capacity - params.buffer_capacity % config.num_envs,
+        },
+    )
+
+
+def _iteration_ends(params: OffPolicyParams, config: TrainConfig) -> Iterator[int]:
+    step = 0
+    while step < config.total_timesteps:
+        vector_steps = math.ceil((next_boundary(params, config, step) - step) / config.num_envs)
+        step += vector_steps * config.num_envs
+        yield step

@@ -1,0 +1,63 @@
+"""From an algorithm's wiring to its train function: what every trainer does around its own parts, written once."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rl_training.envs.factory import make_vector_env
+from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.experiment.checkpointing import CheckpointState
+from rl_training.experiment.config import TrainConfig, with_resolved_params
+from rl_training.experiment.validation import StrictModel
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.session import RunOptions, TrainingParts, TrainingSession, run_training
+from rl_training.runtime.trainer import TrainResult
+
+
+class TrainFn(Protocol):
+    """Trains from the start, or on from `checkpoint_state`: in a new directory, or in `run_dir`."""
+
+    def __call__(
+        self,
+        config: TrainConfig,
+        *,
+        run_suffix: str | None = None,
+        checkpoint_state: CheckpointState | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        run_dir: Path | None = None,
+    ) -> TrainResult:
+        """Train to the config's budget."""
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What an algorithm adds: its learner and buffer on the given envs, and the loop that drives them."""
+
+    parts: TrainingParts
+    loop: Callable[[TrainingSession], None]
+
+
+def build_train_fn(
+    resolve_params: Callable[[TrainConfig], StrictModel], wire: Callable[[TrainConfig, EpisodeVectorEnv], Wiring]
+) -> TrainFn:
+    """The train function of an algorithm. Nothing is written to disk before its parts are wired."""
+
+    def train(
+        config: TrainConfig,
+        *,
+        run_suffix: str | None = None,
+        checkpoint_state: CheckpointState | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        run_dir: Path | None = None,
+    ) -> TrainResult:
+        config = with_resolved_params(config, resolve_params(config))
+        envs = make_vector_env(config)
+        try:
+            wiring = wire(config, envs)
+            options = RunOptions(run_suffix, checkpoint_state, callbacks, run_dir)
+            return run_training(config, wiring.parts, wiring.loop, options)
+        finally:
+            envs.close()
+
+    return train

@@ -1,0 +1,63 @@
+from typing import Any
+
+import pytest
+from conftest import MakeConfig
+
+from rl_training.errors import EnvironmentSetupError
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.runs import context_of, read_metadata, read_metrics
+from rl_training.runtime.dqn_trainer import train_dqn
+from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
+
+
+def test_a_run_leaves_metrics_and_a_checkpoint_with_its_replay_buffer(make_config: MakeConfig) -> None:
+    result = train_dqn(make_config(algo="dqn"), run_suffix="here")
+    assert result.run_dir.name == "dqn__CartPole-v1__seed7__here"
+    assert result.metrics["global_step"] == 128
+    assert result.metrics["eval_episodes"] == 2
+    assert read_metadata(context_of(result.run_dir))["status"] == "completed"
+    saved = load_checkpoint(result.checkpoint_path)
+    assert (saved.buffer_state["size"], saved.buffer_state["rows"].shape) == (128, (128, 4 + 1 + 3 + 4))
+    logged = [row for row in read_metrics(context_of(result.run_dir)) if "train/loss" in row]
+    assert {"train/epsilon", "train/q_mean", "train/learning_rate", "rollout/ep_rew_mean"} <= set(logged[-1])
+    assert evaluate_checkpoint(result.checkpoint_path, 2)["eval_return_mean"] == result.metrics["eval_return_mean"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"double": True},
+        {"dueling": True},
+        {"n_step": 3},
+        {"prioritized": True},
+        {"double": True, "dueling": True, "n_step": 3, "prioritized": True, "tau": 0.5, "target_update_interval": 8},
+    ],
+    ids=str,
+)
+def test_every_option_trains_and_resumes(make_config: MakeConfig, options: dict[str, Any]) -> None:
+    result = train_dqn(make_config(algo="dqn", algo_kwargs=options))
+    resumed = resume_training(result.checkpoint_path, total_timesteps=192)
+    assert resumed.metrics["num_updates"] == (192 - 32) // 4
+
+
+def test_schedules_counters_and_replay_go_on_where_they_were(make_config: MakeConfig) -> None:
+    config = make_config(algo="dqn", total_timesteps=256, keep_checkpoints=10)
+    straight = train_dqn(config)
+    middle = straight.checkpoint_path.parent / "step_128.pt"
+    resumed = resume_training(middle)
+    rows = {row["step"]: row for row in read_metrics(context_of(straight.run_dir)) if "train/epsilon" in row}
+    later = {row["step"]: row for row in read_metrics(context_of(resumed.run_dir)) if "train/epsilon" in row}
+    assert sorted(later) == [192, 256]
+    for step, row in later.items():
+        for name in ("train/epsilon", "train/learning_rate", "train/n_updates"):
+            assert row[name] == rows[step][name]
+    before, after = load_checkpoint(middle).buffer_state, load_checkpoint(resumed.checkpoint_path).buffer_state
+    assert (before["size"], after["size"], after["head"]) == (128, 200, 56)  # capacity 200: it has wrapped
+    assert after["rows"][56:128].equal(before["rows"][56:128])
+
+
+def test_continuous_actions_are_refused_with_what_is_supported(make_config: MakeConfig) -> None:
+    config = make_config(algo="dqn", env_id="Pendulum-v1")
+    with pytest.raises(EnvironmentSetupError, match=r"Box is not supported by dqn; supported: Discrete.*sac"):
+        train_dqn(config)
+    assert not config.output_dir.exists()

@@ -1,0 +1,161 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rl_training.algorithms.dqn import DQNLearner, DQNParams, huber_loss, q_targets
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.data.sampling import PrioritizedSampler, UniformSampler
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.dqn_trainer import build_dqn_learner
+
+OBSERVATIONS = spaces.Box(-1.0, 1.0, (2,))
+
+
+def make_learner(num_actions: int = 2, **params: Any) -> DQNLearner:
+    kwargs = {"batch_size": 8, "hidden_sizes": [16], "learning_starts": 10, "target_update_interval": 10, **params}
+    config = TrainConfig(algo="dqn", env_id="none", total_timesteps=1000, device="cpu", algo_kwargs=kwargs)
+    return build_dqn_learner(config, OBSERVATIONS, spaces.Discrete(num_actions))
+
+
+def make_replay(learner: DQNLearner, count: int = 50, **options: Any) -> ReplayBuffer:
+    rng = np.random.default_rng(0)
+    sampler = options.pop("sampler", UniformSampler(np.random.default_rng(1)))
+    replay = ReplayBuffer(100, (2,), (), action_dtype=torch.int64, gamma=learner.params.gamma, sampler=sampler)
+    for _ in range(count):
+        replay.add(
+            obs=rng.normal(size=2),
+            actions=rng.integers(2),
+            rewards=rng.normal(),
+            next_obs=rng.normal(size=2),
+            dones=rng.random() < 0.2,
+        )
+    return replay
+
+
+def test_targets_by_hand_plain_and_double() -> None:
+    batch = {"rewards": torch.tensor([1.0, 2.0]), "discounts": torch.tensor([0.5, 0.0])}
+    target_values = torch.tensor([[10.0, 20.0], [30.0, 40.0]])
+    online_values = torch.tensor([[5.0, 1.0], [1.0, 5.0]])
+    assert q_targets(batch, target_values, target_values).tolist() == [11.0, 2.0]
+    assert q_targets(batch, target_values, online_values).tolist() == [6.0, 2.0]
+
+
+def test_the_loss_is_quadratic_up_to_1_and_linear_beyond() -> None:
+    errors = torch.tensor([0.5, -1.0, 3.0])
+    reference = torch.nn.functional.huber_loss(errors, torch.zeros(3), reduction="none")
+    assert huber_loss(errors, torch.ones(3)).item() == pytest.approx(reference.mean().item())
+    assert huber_loss(errors, torch.tensor([2.0, 0.0, 0.0])).item() == pytest.approx(2.0 * 0.125 / 3)
+
+
+def test_the_target_stays_frozen_between_synchronisations() -> None:
+    learner = make_learner(target_update_interval=10, learning_rate=0.01)
+    replay, start = make_replay(learner), learner.policy.params.flat.clone()
+    learner.update(replay, step=11, num_gradient_steps=1)  # crosses 10: synchronised after the update
+    assert torch.equal(learner._target, learner.policy.params.flat)
+    frozen = learner._target.clone()
+    learner.update(replay, step=19, num_gradient_steps=5)
+    assert torch.equal(learner._target, frozen)
+    assert not torch.equal(learner.policy.params.flat, frozen)
+    learner.update(replay, step=20, num_gradient_steps=1)
+    assert torch.equal(learner._target, learner.policy.params.flat)
+    assert not torch.equal(start, learner.policy.params.flat)
+
+
+def test_polyak_takes_over_a_share_of_the_online_network() -> None:
+    learner = make_learner(tau=0.25, target_update_interval=1)
+    before = learner._target.clone()
+    learner.update(make_replay(learner), step=11, num_gradient_steps=1)
+    torch.testing.assert_close(learner._target, 0.75 * before + 0.25 * learner.policy.params.flat)
+
+
+def test_epsilon_falls_linearly_over_its_share_of_the_budget() -> None:
+    params = DQNParams(epsilon_start=1.0, epsilon_end=0.1, exploration_fraction=0.5)
+    assert [params.epsilon(step, 1000) for step in (0, 250, 500, 1000)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
+    assert DQNParams(exploration_fraction=0.0).epsilon(0, 1000) == 0.05
+
+
+def test_actions_are_uniform_in_the_warm_up_and_explore_by_epsilon_after() -> None:
+    learner = make_learner(4, epsilon_start=0.4, epsilon_end=0.4)
+    obs = np.ones((20_000, 2), np.float32)
+    best = int(learner.policy.greedy(obs)[0])
+    warm = np.bincount(learner.act(obs, step=9), minlength=4) / 20_000
+    assert warm == pytest.approx([0.25] * 4, abs=0.02)
+    later = np.bincount(learner.act(obs, step=10), minlength=4) / 20_000
+    expected = [0.1] * 4
+    expected[best] += 0.6
+    assert later == pytest.approx(expected, abs=0.02)
+
+
+def test_predictions_never_explore() -> None:
+    learner = make_learner(4, epsilon_start=1.0, epsilon_end=1.0)
+    obs = np.random.default_rng(0).normal(size=(100, 2)).astype(np.float32)
+    for deterministic in (True, False):
+        assert np.array_equal(learner.policy.predict(obs, deterministic=deterministic), learner.policy.greedy(obs))
+
+
+def test_dueling_values_are_the_state_value_plus_centred_advantages() -> None:
+    network = make_learner(3, dueling=True).policy
+    obs = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
+    params = network.params.tensors()
+    values = network.q_values(params, obs)
+    assert network.value is not None
+    torch.testing.assert_close(values.mean(dim=1), network.value.forward(params, obs).squeeze(1))
+    advantages = network.advantage.forward(params, obs)
+    torch.testing.assert_close(values - values.mean(1, keepdim=True), advantages - advantages.mean(1, keepdim=True))
+    assert np.array_equal(network.greedy(obs.numpy()), values.argmax(dim=1).numpy())
+
+
+@pytest.mark.parametrize("options", [{}, {"double": True}, {"dueling": True}], ids=str)
+def test_a_two_state_problem_gets_its_known_values(options: dict[str, Any]) -> None:
+    # State A: action 0 stays (reward 0), action 1 goes to B (reward 0). B: action 0 goes to A, action 1 ends with 1.
+    # gamma 0.5: Q(B,1) = 1, Q(A,1) = 0.5, Q(A,0) = 0.25, Q(B,0) = 0.25.
+    learner = make_learner(gamma=0.5, learning_rate=5e-3, batch_size=32, target_update_interval=20, **options)
+    replay = ReplayBuffer(
+        4, (2,), (), action_dtype=torch.int64, gamma=0.5, sampler=UniformSampler(np.random.default_rng(0))
+    )
+    a, b = [1.0, 0.0], [0.0, 1.0]
+    replay.add(obs=a, actions=0, rewards=0.0, next_obs=a, dones=False)
+    replay.add(obs=a, actions=1, rewards=0.0, next_obs=b, dones=False)
+    replay.add(obs=b, actions=0, rewards=0.0, next_obs=a, dones=False)
+    replay.add(obs=b, actions=1, rewards=1.0, next_obs=b, dones=True)
+    for step in range(20, 800, 20):
+        learner.update(replay, step, num_gradient_steps=20)
+    values = learner.policy.q_values(learner.policy.params.tensors(), torch.tensor([a, b]))
+    assert values.flatten().tolist() == pytest.approx([0.25, 0.5, 0.25, 1.0], abs=0.03)
+
+
+def test_prioritised_replay_gets_the_errors_and_weights_the_loss() -> None:
+    learner = make_learner(prioritized=True, priority_beta={"schedule": "linear", "start": 0.4, "end": 1.0})
+    sampler = PrioritizedSampler(100, 0.6, np.random.default_rng(0))
+    replay = make_replay(learner, sampler=sampler)
+    before = sampler._tree.nodes.copy()
+    learner.update(replay, step=500, num_gradient_steps=1)
+    assert sampler.beta == pytest.approx(0.7)
+    assert not np.array_equal(before, sampler._tree.nodes)
+
+
+def test_the_gradient_is_clipped_and_reported() -> None:
+    learner = make_learner(max_grad_norm=1e-4)
+    metrics = learner.update(make_replay(learner), step=11, num_gradient_steps=1).metrics
+    (moments,) = learner.state_dict()["optimizer"]["state"].values()
+    assert metrics["grad_norm"] > 1e-4
+    assert torch.linalg.vector_norm(moments["exp_avg"]).item() == pytest.approx(1e-5, rel=1e-2)
+
+
+def test_a_learner_goes_on_from_its_state_bit_for_bit() -> None:
+    learner, copy = make_learner(), make_learner()
+    replay = make_replay(learner)
+    learner.update(replay, 15, 3)
+    learner.act(np.ones((5, 2), np.float32), 15)
+    copy.load_state_dict(learner.state_dict())
+    state = replay.sampler.state_dict()
+    for one in (learner, copy):
+        replay.sampler.load_state_dict(state)
+        one.update(replay, 25, 3)
+    assert torch.equal(learner.policy.params.flat, copy.policy.params.flat)
+    assert torch.equal(learner._target, copy._target)
+    obs = np.ones((50, 2), np.float32)
+    assert np.array_equal(learner.act(obs, 30), copy.act(obs, 30))
