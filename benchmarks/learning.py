@@ -18,6 +18,7 @@ from rl_training.cli import load_config
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.experiment.sources import PRESETS_DIR
+from rl_training.runtime.callbacks import StopAtReturn
 from rl_training.runtime.run_utils import versions
 from rl_training.runtime.workflows import evaluate_checkpoint
 
@@ -33,11 +34,18 @@ class Claim:
     threshold: float
     needed: int
     max_steps: int
+    stop_at: float | None = None
+    """End a run early once an evaluation reaches this; none: use the preset's budget."""
 
 
 CLAIMS = (
     Claim("ppo/cartpole.yaml", tuple(range(1, 11)), threshold=475.0, needed=9, max_steps=100_000),
     Claim("ppo/pendulum.yaml", (1, 2, 3), threshold=-250.0, needed=3, max_steps=150_000),
+    Claim("dqn/cartpole.yaml", tuple(range(1, 11)), threshold=475.0, needed=8, max_steps=50_000),
+    Claim("dqn/acrobot.yaml", (1, 2, 3), threshold=-100.0, needed=3, max_steps=100_000),
+    Claim("sac/pendulum.yaml", (1, 2, 3, 4, 5), threshold=-200.0, needed=5, max_steps=20_000),
+    Claim("ppo/halfcheetah.yaml", (1,), threshold=2_000.0, needed=1, max_steps=1_000_000),
+    Claim("sac/halfcheetah.yaml", (1,), threshold=4_000.0, needed=1, max_steps=300_000, stop_at=4_500.0),
 )
 
 
@@ -53,12 +61,13 @@ class Outcome:
     wall_seconds: float
 
 
-def train_seed(preset: str, seed: int) -> Outcome:
+def train_seed(preset: str, seed: int, stop_at: float | None) -> Outcome:
     """Train one seed in a throw-away directory."""
     with tempfile.TemporaryDirectory() as directory:
         update = {"seed": seed, "output_dir": Path(directory), "device": "cpu"}
         config = load_config(PRESETS_DIR / preset).model_copy(update=update)
-        result = get_algorithm_spec(config.algo).train_fn(config)
+        callbacks = [StopAtReturn(stop_at)] if stop_at is not None else []
+        result = get_algorithm_spec(config.algo).train_fn(config, callbacks=callbacks)
         metrics = evaluate_checkpoint(result.checkpoint_path, EVALUATION_EPISODES)
         return Outcome(
             preset=preset,
@@ -91,7 +100,8 @@ def main() -> int:
     receipt = []
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         for claim in claims:
-            outcomes = list(pool.map(train_seed, [claim.preset] * len(claim.seeds), claim.seeds))
+            jobs = [pool.submit(train_seed, claim.preset, seed, claim.stop_at) for seed in claim.seeds]
+            outcomes = [job.result() for job in jobs]
             for row in outcomes:
                 print(
                     f"{row.preset}  seed {row.seed:2}  return {row.eval_return_mean:8.2f} +- {row.eval_return_std:6.2f}"

@@ -3,21 +3,16 @@
 It uses the package's own pieces without its trainer; with the same seed it ends with the trainer's weights.
 """
 
-import argparse
-
 import numpy as np
+from reference import run
 
 from rl_training.algorithms.ppo import PPOLearner
-from rl_training.cli import load_config
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.sources import PRESETS_DIR
 from rl_training.policies.base import Array
-from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
-from rl_training.runtime.run_utils import limited_threads
 
 
 def collect(
@@ -28,7 +23,7 @@ def collect(
     rollout.reset()
     while not rollout.full:
         actions = learner.act(obs)
-        next_obs, rewards, terminated, truncated, infos = envs.step(learner.to_env(actions))
+        next_obs, rewards, terminated, truncated, infos = envs.step(learner.policy.to_env(actions))
         ended = terminated | truncated
         rollout.add(
             obs=obs,
@@ -64,21 +59,5 @@ def train(config: TrainConfig) -> PPOLearner:
     return learner
 
 
-def main() -> None:
-    """Train with the shipped preset and evaluate."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--total-timesteps", type=int, default=98_304)
-    parser.add_argument("--eval-episodes", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
-    preset = load_config(PRESETS_DIR / "ppo" / "cartpole.yaml")
-    config = preset.model_copy(update={"total_timesteps": args.total_timesteps, "seed": args.seed})
-    with limited_threads(config.num_threads):
-        learner = train(config)
-        evaluation = Evaluator(config).evaluate(learner.policy, args.eval_episodes, step=config.total_timesteps)
-    metrics = evaluation.metrics
-    print(f"evaluation: {metrics['eval_return_mean']:.1f} +- {metrics['eval_return_std']:.1f}")
-
-
 if __name__ == "__main__":
-    main()
+    run("ppo/cartpole.yaml", train)

@@ -1,0 +1,42 @@
+"""DQN on CartPole, the whole training loop on one page: act, store, learn from the replay buffer, evaluate.
+
+It uses the package's own pieces without its trainer; with the same seed it ends with the trainer's weights.
+"""
+
+from reference import run
+
+from rl_training.algorithms.dqn import DQNLearner
+from rl_training.envs.factory import make_vector_env
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.dqn_trainer import build_dqn_learner, build_dqn_sampler
+from rl_training.runtime.off_policy import build_replay, updates_owed
+
+
+def train(config: TrainConfig) -> DQNLearner:
+    """Train to the config's budget, printing the returns of finished episodes."""
+    envs = make_vector_env(config)
+    learner = build_dqn_learner(config, envs.single_observation_space, envs.single_action_space)
+    replay = build_replay(config, learner, build_dqn_sampler(config, learner.params))
+    obs, _ = envs.reset()
+    step = 0
+    while step < config.total_timesteps:
+        actions = learner.act(obs, step)  # uniform in the warm-up, then greedy but for a share of epsilon
+        next_obs, rewards, terminated, truncated, infos = envs.step(learner.policy.to_env(actions))
+        # Only a termination cuts the target's bootstrap; a time limit merely ends the episode.
+        replay.add(obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, dones=terminated, truncated=truncated)
+        ended = terminated | truncated
+        learner.normalizer.observe(obs, rewards, ended)
+        obs = next_obs
+        if ended.any():
+            obs, _ = envs.reset(options={"reset_mask": ended})
+            print(f"step {step:6}  return {infos['episode']['r'][ended].mean():6.1f}")
+        before, step = step, step + config.num_envs
+        owed = updates_owed(learner.params, before, step)
+        if owed:
+            learner.update(replay, step, owed)
+    envs.close()
+    return learner
+
+
+if __name__ == "__main__":
+    run("dqn/cartpole.yaml", train)

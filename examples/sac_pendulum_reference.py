@@ -1,0 +1,42 @@
+"""SAC on Pendulum, the whole training loop on one page: act, store, learn from the replay buffer, evaluate.
+
+It uses the package's own pieces without its trainer; with the same seed it ends with the trainer's weights.
+"""
+
+from reference import run
+
+from rl_training.algorithms.sac import SACLearner
+from rl_training.envs.factory import make_vector_env
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.off_policy import build_replay, updates_owed
+from rl_training.runtime.sac_trainer import build_sac_learner, build_sac_sampler
+
+
+def train(config: TrainConfig) -> SACLearner:
+    """Train to the config's budget, printing the returns of finished episodes."""
+    envs = make_vector_env(config)
+    learner = build_sac_learner(config, envs.single_observation_space, envs.single_action_space)
+    replay = build_replay(config, learner, build_sac_sampler(config))
+    obs, _ = envs.reset()
+    step = 0
+    while step < config.total_timesteps:
+        actions = learner.act(obs, step)  # uniform in the warm-up, then drawn from the policy
+        next_obs, rewards, terminated, truncated, infos = envs.step(learner.policy.to_env(actions))
+        # Only a termination cuts the target's bootstrap; a time limit merely ends the episode.
+        replay.add(obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, dones=terminated, truncated=truncated)
+        ended = terminated | truncated
+        learner.normalizer.observe(obs, rewards, ended)
+        obs = next_obs
+        if ended.any():
+            obs, _ = envs.reset(options={"reset_mask": ended})
+            print(f"step {step:6}  return {infos['episode']['r'][ended].mean():6.1f}")
+        before, step = step, step + config.num_envs
+        owed = updates_owed(learner.params, before, step)
+        if owed:
+            learner.update(replay, step, owed)
+    envs.close()
+    return learner
+
+
+if __name__ == "__main__":
+    run("sac/pendulum.yaml", train)
