@@ -1,6 +1,8 @@
 """Environments that tests of several rooms use; importing this registers them with Gymnasium."""
 
-from typing import Any
+import os
+import signal
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -44,3 +46,58 @@ class SeedEnv(CountingEnv):
 
 gymnasium.register("tests/Counting-v0", f"{__name__}:CountingEnv")
 gymnasium.register("tests/Seed-v0", f"{__name__}:SeedEnv")
+
+
+class StepEnv(gymnasium.Env[Any, Any]):
+    """Shows how many steps it has taken; its episodes never end."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return np.array([self.steps], np.float32), 1.0, False, False, {}
+
+
+class FailingEnv(StepEnv):
+    """Raises with its `fails_at`th step, or with its reset for 0, the first time that this happens in the process."""
+
+    failed: ClassVar[set[int]] = set()
+
+    def __init__(self, fails_at: int) -> None:
+        self.fails_at = fails_at
+
+    def fail_once(self) -> None:
+        if self.fails_at not in self.failed:
+            self.failed.add(self.fails_at)
+            raise RuntimeError(f"broken at step {self.fails_at}")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if self.fails_at == 0:
+            self.fail_once()
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.steps + 1 == self.fails_at:
+            self.fail_once()
+        obs, reward, terminated, _, info = super().step(action)
+        return obs, reward, terminated, self.steps >= 50, info
+
+
+class EndlessEnv(StepEnv):
+    """Sends SIGINT to its own process with its 100th step, which only an evaluation lets it reach in one go."""
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.steps == 99:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().step(action)
+
+
+gymnasium.register("tests/Failing-v0", f"{__name__}:FailingEnv")
+gymnasium.register("tests/Endless-v0", f"{__name__}:EndlessEnv")

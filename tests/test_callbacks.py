@@ -10,7 +10,7 @@ import pytest
 from conftest import MakeConfig
 from gymnasium import spaces
 
-from rl_training.errors import TrainingInterrupted
+from rl_training.errors import ConfigError, TrainingInterrupted
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import context_of, read_metadata
@@ -157,9 +157,10 @@ def test_a_signal_saves_and_ends_the_run(make_config: MakeConfig, number: int) -
 
 
 def test_a_second_signal_stops_at_once(make_config: MakeConfig) -> None:
-    config = make_config(total_timesteps=10_000)
+    config, recorder = make_config(total_timesteps=10_000), Recorder()
     with pytest.raises(KeyboardInterrupt) as caught:
-        train(config, Kill(signal.SIGINT, signal.SIGINT))
+        train(config, recorder, Kill(signal.SIGINT, signal.SIGINT))
+    assert recorder.events[-1] == "on_train_end"  # a display can give the terminal back
     assert not isinstance(caught.value, TrainingInterrupted)
     (run_dir,) = config.output_dir.iterdir()
     assert read_metadata(context_of(run_dir))["status"] == "interrupted"
@@ -207,3 +208,12 @@ class InterruptingEnv(gymnasium.Env[Any, Any]):
 
 
 gymnasium.register("tests/Interrupting-v0", f"{__name__}:InterruptingEnv")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_stops_refuse_values_that_never_come(value: float) -> None:
+    with pytest.raises(ConfigError):
+        StopAtReturn(value)
+    for seconds in (value, 0.0, -1.0):
+        with pytest.raises(ConfigError):
+            StopAfterWallTime(seconds)

@@ -8,7 +8,7 @@ from conftest import MakeConfig
 
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import make_vector_env
-from rl_training.runtime.collector import CollectResult, collect_rollout
+from rl_training.runtime.collector import Collection, CollectResult, collect_rollout
 from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
 
 
@@ -21,9 +21,10 @@ def collect(make_config: MakeConfig, num_steps: int = 8, **changes: Any) -> tupl
     learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
     rollout = build_rollout(config, learner)
     obs, _ = envs.reset()
-    result = collect_rollout(envs, learner, rollout, obs, interrupted=lambda: False)
+    collection = Collection(obs)
+    collect_rollout(envs, learner, rollout, collection, interrupted=lambda: False)
     envs.close()
-    return result, rollout
+    return collection.result(), rollout
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -58,13 +59,25 @@ def test_finished_episodes_report_their_raw_returns(make_config: MakeConfig) -> 
     assert result.metrics["ep_len_mean"] == 3.0
 
 
+def test_continuous_actions_are_stored_unclipped_and_reach_the_env_clipped(make_config: MakeConfig) -> None:
+    config = make_config(env_id="Pendulum-v1", num_envs=2, algo_kwargs={"log_std_init": 2.0})
+    envs = make_vector_env(config)
+    learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
+    rollout = build_rollout(config, learner)
+    collect_rollout(envs, learner, rollout, Collection(envs.reset()[0]), interrupted=lambda: False)
+    assert rollout.actions.abs().max() > 1.5
+    assert np.abs(learner.policy.to_env(rollout.actions.flatten(0, 1).numpy())).max() == 2.0
+
+
 def test_an_interruption_stops_between_two_steps(make_config: MakeConfig) -> None:
     config = make_config(env_id="tests/Counting-v0", num_envs=2)
     envs = make_vector_env(config)
     learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
     rollout = build_rollout(config, learner)
     answers = iter([False, False, True])
-    result = collect_rollout(envs, learner, rollout, envs.reset()[0], interrupted=lambda: next(answers))
+    collection = Collection(envs.reset()[0])
+    collect_rollout(envs, learner, rollout, collection, interrupted=lambda: next(answers))
+    result = collection.result()
     assert (result.num_env_steps, rollout.position, rollout.full) == (4, 2, False)
     assert result.last_obs.tolist() == [[0.0, 2.0], [0.0, 2.0]]
     assert np.array_equal(rollout.obs[1].numpy(), [[0.0, 1.0], [0.0, 1.0]])

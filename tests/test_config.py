@@ -296,3 +296,12 @@ def test_what_a_run_writes_as_its_config_is_what_it_was(
     config = TrainConfig(algo="ppo", env_id="CartPole-v1", tags=tuple(tags), env_kwargs=env_kwargs)
     write_config(context, config)
     assert load_config(context.config_path) == config
+
+
+def test_an_end_without_a_linear_schedule_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'end' needs schedule: linear"):
+        PPOParams(learning_rate={"start": 1e-3, "end": 1e-5})
+
+
+def test_a_home_directory_is_expanded() -> None:
+    assert TrainConfig(algo="ppo", env_id="x", output_dir=Path("~/runs")).output_dir == Path.home() / "runs"

@@ -1,3 +1,5 @@
+import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rl_training.envs.factory import make_env, make_vector_env
-from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.envs.vector import AsyncEpisodeVectorEnv, EpisodeVectorEnv
 from rl_training.errors import EnvironmentSetupError, TrainingStateError
 
 BOTH = pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -123,12 +125,41 @@ def test_an_episodes_seed_does_not_depend_on_the_number_of_envs_or_on_when_it_st
     assert many.reset(options={"reset_mask": mask})[0][0, 0] == late[0, 0]
 
 
-def test_stepping_an_ended_env_is_an_error(make_config: MakeConfig) -> None:
-    envs = make_vector_env(make_config(env_id="tests/Counting-v0", num_envs=1, env_kwargs={"limit": 1}))
+@BOTH
+def test_stepping_an_ended_env_is_an_error(make_config: MakeConfig, vectorization: str) -> None:
+    config = make_config(env_id="tests/Counting-v0", num_envs=1, env_kwargs={"limit": 1}, vectorization=vectorization)
+    envs = make_vector_env(config)
     envs.reset()
     envs.step(np.array([0]))
     with pytest.raises(TrainingStateError, match="reset"):
         envs.step(np.array([0]))
+    envs.close()
+
+
+def test_workers_that_are_gone_do_not_disturb_closing(make_config: MakeConfig) -> None:
+    envs = make_vector_env(make_config(num_envs=2, vectorization="async"))
+    assert isinstance(envs, AsyncEpisodeVectorEnv)
+    envs.reset()
+    for process in envs.processes:
+        process.kill()
+        process.join()
+    envs.close()
+    assert envs.closed
+
+
+def test_workers_leave_ctrl_c_to_their_owner(make_config: MakeConfig) -> None:
+    envs = make_vector_env(make_config(num_envs=1, vectorization="async"))
+    assert isinstance(envs, AsyncEpisodeVectorEnv)
+    envs.reset()
+    os.kill(envs.processes[0].pid or 0, signal.SIGINT)
+    assert len(envs.step(np.array([0]))) == 5
+    envs.close()
+
+
+def test_a_counter_of_another_number_of_envs_is_refused(make_config: MakeConfig) -> None:
+    envs = make_vector_env(make_config(num_envs=2))
+    with pytest.raises(ValueError, match="3 envs were saved, 2 are here"):
+        envs.tracker.load_state_dict({"episode_numbers": [0, 0, 0]})
 
 
 @BOTH

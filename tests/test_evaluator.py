@@ -43,7 +43,7 @@ def test_statistics_are_over_whole_raw_episodes_with_the_likeliest_actions(make_
 def test_long_and_short_episodes_count_alike(make_config: MakeConfig) -> None:
     lengths = [2, 9]
     envs = [make_env(make_config(env_id="tests/Counting-v0", env_kwargs={"limit": limit}), 0) for limit in lengths]
-    finished = play_episodes(AlwaysOne(), envs, seeds=[1, 2])
+    finished = play_episodes(AlwaysOne(), envs, [1, 2], interrupted=lambda: False)
     assert sorted(episode.length for episode in finished) == [2, 9]
 
 

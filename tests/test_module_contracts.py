@@ -28,6 +28,7 @@ LAYERS = [
     [f"runtime.{name}" for name in ("types", "plan", "trainer", "collector", "evaluator", "callbacks", "progress")],
     ["runtime.run_utils"],
     ["runtime.agents", "runtime.session"],
+    ["runtime.lifecycle"],
     ["runtime.wiring"],
     ["runtime.on_policy", "runtime.off_policy"],
     ["runtime.ppo_trainer", "runtime.dqn_trainer", "runtime.sac_trainer"],

@@ -14,7 +14,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.collector import collect_transitions
+from rl_training.runtime.collector import Collection, collect_transitions
 from rl_training.runtime.dqn_trainer import train_dqn, wire_dqn
 from rl_training.runtime.off_policy import updates_owed
 
@@ -100,7 +100,9 @@ def test_stored_transitions_are_exactly_those_the_envs_took(make_config: MakeCon
     wiring = wire_dqn(config, envs)
     learner: Any = wiring.parts.learner
     replay: Any = wiring.parts.buffer
-    result = collect_transitions(envs, learner, replay, envs.reset()[0], steps=(0, 14), interrupted=lambda: False)
+    collection = Collection(envs.reset()[0])
+    collect_transitions(envs, learner, replay, collection, steps=(0, 14), interrupted=lambda: False)
+    result = collection.result()
     batch = replay._gather(np.arange(14))
     episodes, steps = batch["obs"].reshape(7, 2, 2)[:, 0].T.tolist()
     assert episodes == [0, 0, 0, 1, 1, 1, 2]

@@ -6,11 +6,12 @@ from pathlib import Path
 
 PLUGIN = """
 from rl_training.experiment.registry import AlgorithmSpec
+from rl_training.algorithms.ppo import PPOParams
 from rl_training.runtime.agents import evaluate_agent, predict_action
 from rl_training.runtime.ppo_trainer import build_ppo_learner, plan_ppo, resolve_ppo_params, train_ppo
 
 SPEC = AlgorithmSpec(
-    "tinyplug", train_ppo, evaluate_agent, predict_action, resolve_ppo_params, build_ppo_learner, plan_ppo
+    "tinyplug", train_ppo, evaluate_agent, predict_action, PPOParams, resolve_ppo_params, build_ppo_learner, plan_ppo
 )
 """
 

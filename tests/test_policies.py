@@ -116,6 +116,7 @@ def test_every_parameter_starts_on_a_64_byte_boundary_and_gradients_reach_it() -
     [
         (spaces.Box(-1.0, 1.0, (2, 2)), [[[1.0, 2.0], [3.0, 4.0]]], [[1.0, 2.0, 3.0, 4.0]]),
         (spaces.Box(0, 255, (2,), np.uint8), [[0, 51]], [[0.0, 0.2]]),
+        (spaces.Box(0, 1, (2,), np.uint8), [[0, 1]], [[0.0, 1.0]]),
         (spaces.Box(-5.0, 5.0, ()), [0.5, -1.5], [[0.5], [-1.5]]),
         (spaces.Discrete(3), [2, 0], [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]),
         (spaces.Discrete(3, start=4), [5], [[0.0, 1.0, 0.0]]),
@@ -142,3 +143,19 @@ def test_a_policy_with_its_stream_survives_a_round_trip() -> None:
     copy.load_state_dict(policy.state_dict())
     assert np.array_equal(policy.act(obs), copy.act(obs))
     assert torch.equal(policy.params.flat, copy.params.flat)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_bounds_too_wide_to_scale_count_as_none(dtype: type) -> None:
+    widest = float(np.finfo(dtype).max)
+    gaussian = DiagonalGaussian(spaces.Box(-widest, widest, (1,), dtype))
+    expected = 0.5 if dtype is np.float32 else 0.5 * widest  # float16's range is one that can be scaled
+    assert gaussian.to_env(np.array([[0.5], [0.0]], np.float32)).ravel().tolist() == pytest.approx([expected, 0.0])
+
+
+def test_parameters_of_other_shapes_are_refused_instead_of_broadcast() -> None:
+    policy = make_policy(spaces.Discrete(4))
+    state = policy.state_dict()
+    state["params"]["actor.0.weight"] = state["params"]["actor.0.weight"][:, :1]
+    with pytest.raises(ValueError, match="do not fit"):
+        policy.load_state_dict(state)

@@ -5,7 +5,7 @@ import pytest
 from conftest import MakeConfig
 from rich.console import Console
 
-from rl_training.console import show_result
+from rl_training.console import show_result, show_runs
 from rl_training.experiment.curves import plot_learning_curve
 from rl_training.experiment.runs import context_of
 from rl_training.runtime.ppo_trainer import train_ppo
@@ -14,10 +14,10 @@ from rl_training.runtime.progress import ProgressDisplay
 PNG_MAGIC = b"\x89PNG"
 
 
-def shown(make_config: MakeConfig, *, terminal: bool) -> str:
+def shown(make_config: MakeConfig, *, terminal: bool, width: int = 160) -> str:
     """What the display writes during a short run in which every look at the clock takes three seconds."""
     output = io.StringIO()
-    console = Console(file=output, force_terminal=terminal, width=160, color_system=None)
+    console = Console(file=output, force_terminal=terminal, width=width, color_system=None)
     ticks = iter(range(0, 10_000, 3))
     display = ProgressDisplay(console, clock=lambda: float(next(ticks)))
     train_ppo(make_config(total_timesteps=256), run_suffix="shown", callbacks=[display])
@@ -27,9 +27,29 @@ def shown(make_config: MakeConfig, *, terminal: bool) -> str:
 def test_a_terminal_gets_a_live_bar_with_steps_rate_return_and_losses(make_config: MakeConfig) -> None:
     text = shown(make_config, terminal=True)
     assert "256/256" in text
-    for word in ("steps/s", "return", "eval", "loss", "value loss"):
+    for word in ("/s", "return", "eval", "loss", "value loss"):
         assert word in text
     assert "\x1b[" in text  # it redraws itself
+
+
+def test_a_narrow_terminal_still_shows_steps_rate_and_time_left(make_config: MakeConfig) -> None:
+    last = shown(make_config, terminal=True, width=80).split("\r")[-1]
+    assert "256/256" in last
+    assert "/s" in last
+    assert "0:00:00" in last
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(
+    make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = tmp_path / "a[bold]x[" / "b]"
+    output = io.StringIO()
+    console = Console(file=output, width=400)
+    result = train_ppo(make_config(output_dir=odd, eval_episodes=0), callbacks=[ProgressDisplay(console)])
+    show_result(result)
+    show_runs(tmp_path)
+    assert str(odd) in output.getvalue()
+    assert "a[bold]x[/b]" in capsys.readouterr().out
 
 
 def test_a_file_gets_plain_lines_now_and_then(make_config: MakeConfig) -> None:

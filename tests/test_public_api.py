@@ -1,4 +1,7 @@
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +11,9 @@ import rl_training
 import rl_training.api
 import rl_training.experiment
 from rl_training import PPO
-from rl_training.errors import CheckpointError, ConfigError, TrainingStateError
+from rl_training.errors import CheckpointError, ConfigError, TrainingInterrupted, TrainingStateError
 from rl_training.experiment.runs import context_of, read_metadata
+from rl_training.runtime.callbacks import Callback
 
 
 def test_the_package_offers_few_names_sorted() -> None:
@@ -111,3 +115,32 @@ def test_loading_nonsense_is_one_clear_error(tmp_path: Path) -> None:
         PPO.load(tmp_path / "missing.pt")
     with pytest.raises(CheckpointError, match="no intact checkpoint"):
         PPO.load(tmp_path)
+
+
+def test_a_model_keeps_what_an_interrupted_run_has_saved(make_config: MakeConfig, tmp_path: Path) -> None:
+    class Interrupt(Callback):
+        def on_update_end(self, trainer: Any, result: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    model = PPO(make_config())
+    with pytest.raises(TrainingInterrupted):
+        model.learn(callbacks=[Interrupt()])
+    assert model.save(tmp_path / "model.pt").exists()
+    assert model.learn().metrics["num_updates"] == 2 * 4  # goes on from step 64 instead of starting over
+
+
+def test_a_misspelt_config_field_is_named_too() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'num_envs'"):
+        PPO.for_env("CartPole-v1", num_env=1)
+
+
+def test_an_observation_of_the_wrong_shape_is_refused(make_config: MakeConfig) -> None:
+    model = PPO(make_config())
+    for shape in ((3,), (2, 3), (1, 2, 2)):
+        with pytest.raises(ConfigError, match=r"an observation has shape \(4,\)"):
+            model.predict(np.zeros(shape, np.float32))
+
+
+def test_an_evaluation_of_nothing_is_refused(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="num_episodes=0"):
+        PPO(make_config()).evaluate(0)

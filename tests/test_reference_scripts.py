@@ -19,7 +19,9 @@ SCRIPTS = pytest.mark.parametrize(
 
 @SCRIPTS
 def test_a_script_ends_with_the_weights_of_the_trainer(make_config: MakeConfig, algo: str, script: str) -> None:
-    config = make_config(algo=algo, total_timesteps=320, num_envs=1 if algo != "ppo" else 4, device="cpu")
+    linear = {"learning_rate": {"schedule": "linear", "start": 1e-2}}  # shows at which step a rate is taken
+    num_envs = 4 if algo == "ppo" else 1
+    config = make_config(algo=algo, total_timesteps=320, num_envs=num_envs, device="cpu", algo_kwargs=linear)
     torch.manual_seed(123)  # neither of the two may depend on it
     learner = importlib.import_module(script).train(config)
     result = get_algorithm_spec(algo).train_fn(config)

@@ -145,7 +145,7 @@ def test_other_actions_are_refused_with_what_is_supported(
     kind: str, register: Register, make_config: MakeConfig
 ) -> None:
     message = refusal(register(VECTOR, UNSUPPORTED[kind]), make_config)
-    assert f"action space {kind} is not supported by ppo" in message
+    assert f"action space {kind} is not supported here" in message
     assert SUPPORTED_ACTIONS in message
     assert "Wrap the env" in message
 
@@ -155,12 +155,15 @@ def test_a_box_of_integers_is_no_action_space(
     dtype: type[np.integer[Any]], register: Register, make_config: MakeConfig
 ) -> None:
     message = refusal(register(VECTOR, spaces.Box(0, 9, (2,), dtype)), make_config)
-    assert f"action space Box is not supported by ppo; supported: {SUPPORTED_ACTIONS} of floats" in message
+    assert f"action space Box is not supported here; supported: {SUPPORTED_ACTIONS} of floats" in message
 
 
 def test_a_space_that_processes_cannot_share_is_refused_too(register: Register, make_config: MakeConfig) -> None:
     env_id = register(UNSUPPORTED["Sequence"], CHOICE)
     config = make_config(env_id=env_id, vectorization="async")
-    with pytest.raises(EnvironmentSetupError, match=f"{env_id} does not run in processes: .*; use sync"):
+    with pytest.raises(
+        EnvironmentSetupError,
+        match=f"{env_id} does not run in processes .*supported observation spaces: Box and Discrete",
+    ):
         train_ppo(config)
     assert not config.output_dir.exists()

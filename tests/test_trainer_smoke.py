@@ -1,18 +1,21 @@
 import json
+import shutil
 from typing import Any
 
 import numpy as np
 import pytest
+import sample_envs  # noqa: F401  (registers the envs)
 import torch
 from conftest import MakeConfig
 
-from rl_training.errors import ConfigError, EnvironmentSetupError, RLTrainingError
-from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.errors import ConfigError, EnvironmentSetupError, RLTrainingError, TrainingInterrupted
+from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import context_of, read_metadata, read_metrics
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import Callback, StopAtReturn
 from rl_training.runtime.ppo_trainer import plan_ppo, train_ppo
 from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.workflows import resume_training
 
 
 def weights(result: TrainResult) -> dict[str, torch.Tensor]:
@@ -207,3 +210,120 @@ def test_metadata_is_plain_json_without_nan(make_config: MakeConfig) -> None:
         json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in metadata"))["run_id"]
         == result.run_dir.name
     )
+
+
+def test_the_weights_do_not_depend_on_the_threads_around_the_run(make_config: MakeConfig) -> None:
+    results = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            results.append(train_ppo(make_config(algo_kwargs={"hidden_sizes": [64, 64]})))
+        finally:
+            torch.set_num_threads(1)
+    assert same_weights(*results)
+
+
+def test_an_env_that_cannot_be_reset_leaves_no_directory_behind(make_config: MakeConfig) -> None:
+    config = make_config(env_id="tests/Failing-v0", env_kwargs={"fails_at": 0})
+    with pytest.raises(RuntimeError, match="broken at step 0"):
+        train_ppo(config)
+    assert not config.output_dir.exists()
+
+
+@pytest.mark.parametrize("fails_at", [5, 40], ids=["first rollout", "later rollout"])
+def test_a_run_whose_env_fails_in_mid_rollout_resumes_with_what_was_stored(
+    make_config: MakeConfig, fails_at: int
+) -> None:
+    settings = {"num_steps": 16, "minibatch_size": 16}
+    config = make_config(env_id="tests/Failing-v0", num_envs=1, env_kwargs={"fails_at": fails_at}, algo_kwargs=settings)
+    with pytest.raises(RuntimeError, match=f"broken at step {fails_at}"):
+        train_ppo(config)
+    (run_dir,) = config.output_dir.iterdir()
+    saved = load_checkpoint(find_checkpoint(run_dir))
+    assert saved.trainer_state["global_step"] == fails_at - 1
+    assert saved.buffer_state["position"] == (fails_at - 1) % 16
+    # The env shows its step: what is saved as the newest observation follows the newest stored one.
+    assert saved.trainer_state["last_obs"].item() == saved.buffer_state["obs"][-1].item() + 1
+    resumed = resume_training(run_dir)
+    assert resumed.metrics["global_step"] == 128
+    metadata = read_metadata(context_of(run_dir))
+    assert (metadata["status"], metadata["error"]) == ("completed", None)
+
+
+def test_a_failed_run_is_marked_and_announced_even_when_it_cannot_be_saved(make_config: MakeConfig) -> None:
+    heard: list[str] = []
+
+    class Break(Callback):
+        def on_update_end(self, trainer: Any, result: Any) -> None:
+            shutil.rmtree(trainer.run_dir / "checkpoints")
+            (trainer.run_dir / "checkpoints").write_text("in the way")
+            raise RuntimeError("broken")
+
+        def on_train_end(self, trainer: Any, result: TrainResult) -> None:
+            heard.append(result.status)
+
+    config = make_config()
+    with pytest.raises(RuntimeError, match="broken"), pytest.warns(UserWarning, match="while ending the failed run"):
+        train_ppo(config, callbacks=[Break()])
+    (run_dir,) = config.output_dir.iterdir()
+    assert heard == ["failed"]
+    assert read_metadata(context_of(run_dir))["status"] == "failed"
+
+
+def test_a_run_that_used_its_budget_is_completed_whatever_its_last_evaluation_says(make_config: MakeConfig) -> None:
+    result = train_ppo(make_config(eval_interval=0), callbacks=[StopAtReturn(1.0)])
+    assert result.status == "completed"
+
+
+def test_a_signal_ends_an_evaluation_at_once(make_config: MakeConfig) -> None:
+    """The env has no time limit of its own: only the signal can end its evaluation."""
+    config = make_config(env_id="tests/Endless-v0", num_envs=1, eval_episodes=1, algo_kwargs={"minibatch_size": 16})
+    with pytest.raises(TrainingInterrupted):
+        train_ppo(config)
+    (run_dir,) = config.output_dir.iterdir()
+    assert load_checkpoint(find_checkpoint(run_dir)).trainer_state["global_step"] == 64
+
+
+def test_a_forks_best_return_is_its_own(make_config: MakeConfig) -> None:
+    parent = train_ppo(make_config(total_timesteps=640))
+    fork = resume_training(parent.checkpoint_path, total_timesteps=704)
+    best = load_checkpoint(fork.checkpoint_path.parent / "best.pt")
+    assert best.metadata["metrics"]["eval_return_mean"] == read_metadata(context_of(fork.run_dir))["best_return"]
+
+
+def test_a_resumed_run_adds_up_its_time_and_knows_its_budget(make_config: MakeConfig) -> None:
+    first = train_ppo(make_config())
+    before = read_metadata(context_of(first.run_dir))["wall_seconds"]
+    resume_training(first.run_dir, total_timesteps=256)
+    metadata = read_metadata(context_of(first.run_dir))
+    assert metadata["wall_seconds"] > before
+    assert metadata["total_timesteps"] == 256
+
+
+def test_all_progress_survives_a_round_trip(make_config: MakeConfig) -> None:
+    """What a resumed run starts from is what was saved, but for the best return that a fork leaves behind."""
+    result = train_ppo(make_config(total_timesteps=640))
+    saved = load_checkpoint(result.checkpoint_path).trainer_state
+    started: list[dict[str, Any]] = []
+
+    class Look(Callback):
+        def on_train_start(self, trainer: Any) -> None:
+            started.append({"step": trainer.global_step, "updates": trainer.num_updates})
+            started[0] |= {"episodes": trainer.num_episodes, "best": trainer.best_return, "metrics": trainer.metrics}
+            raise RuntimeError("seen")
+
+    with pytest.raises(RuntimeError, match="seen"):
+        resume_training(result.run_dir, total_timesteps=704, callbacks=[Look()])
+    names = {"step": "global_step", "updates": "num_updates", "episodes": "num_episodes"}
+    names |= {"best": "best_return", "metrics": "metrics"}
+    assert started == [{short: saved[name] for short, name in names.items()}]
+    assert saved["num_episodes"] > 0
+    again = load_checkpoint(find_checkpoint(result.run_dir)).trainer_state
+    for name in ("episodes", "iterated_at", "evaluated_at", "evaluation", "num_episodes"):
+        assert again[name] == saved[name]
+    assert [number + 1 for number in saved["envs"]["episode_numbers"]] == again["envs"]["episode_numbers"]
+
+
+def test_frames_per_second_are_measured(make_config: MakeConfig) -> None:
+    rows = read_metrics(context_of(train_ppo(make_config()).run_dir))
+    assert all(row["time/fps"] > 0 for row in rows if "time/fps" in row)

@@ -194,4 +194,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry_point() -> None:
     """The console script."""
+    sys.path.insert(0, "")  # `--env my_module:MyEnv-v0` finds a module of the working directory
     sys.exit(main())

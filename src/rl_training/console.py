@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rl_training.errors import RunDirectoryError
 from rl_training.experiment.config import plain_config
@@ -24,12 +25,12 @@ _RUN_COLUMNS = ("algorithm", "env", "seed", "steps", "best return", "status", "r
 
 def _console() -> Console:
     """As wide as the terminal; wide enough for a whole row where there is none."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
+    console = Console(markup=False)
+    return console if console.is_terminal else Console(width=160, markup=False)
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
@@ -61,7 +62,7 @@ def show_plan(resolved: "ResolvedConfig", params: "StrictModel", plan: "Training
     """Every value with where it came from, then what the run would do."""
     table = _table("Config", "key", "value", "from")
     for path, value in _flat_values(plain_config(resolved.config), params.model_dump(mode="json")):
-        table.add_row(".".join(path), str(value), resolved.sources.get(path, "default"))
+        table.add_row(*map(Text, [".".join(path), str(value), resolved.sources.get(path, "default")]))
     console = _console()
     console.print(table)
     counts = {
@@ -94,9 +95,9 @@ def show_runs(directory: Path) -> None:
     for context in find_runs(directory):
         name = str(context.run_dir.relative_to(directory))
         try:
-            table.add_row(*_run_row(read_metadata(context)), name)
+            table.add_row(*map(Text, [*_run_row(read_metadata(context)), name]))
         except (RunDirectoryError, TypeError, ValueError):
-            table.add_row(*["?"] * 5, "unreadable", name)
+            table.add_row(*map(Text, [*"?????", "unreadable", name]))
     _console().print(table if table.row_count else f"no runs below {directory}")
 
 

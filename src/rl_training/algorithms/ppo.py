@@ -73,7 +73,10 @@ class PPOLoss:
     watched: Tensor
 
 
+_BULK_ROWS = 16_384  # transitions evaluated at once after a rollout: bounds the memory of their features
+
 LOSS_METRICS = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "clip_fraction")
+_APPROX_KL = LOSS_METRICS.index("approx_kl")
 
 
 def normalize(advantages: Tensor) -> Tensor:
@@ -144,10 +147,12 @@ class PPOLearner:
         """Values and log-probs of the whole rollout from the code that the update uses, then GAE."""
         device = self.policy.params.flat.device
         params = self.policy.params.tensors()
-        obs, actions = rollout.obs.flatten(0, 1).to(device), rollout.actions.flatten(0, 1).to(device)
-        output = self.policy.evaluate(params, obs, actions)
-        rollout.values.copy_(output.values.view_as(rollout.values))
-        rollout.logprobs.copy_(output.logprobs.view_as(rollout.logprobs))
+        steps = max(1, _BULK_ROWS // rollout.num_envs)
+        for part in (slice(start, start + steps) for start in range(0, rollout.num_steps, steps)):
+            obs, actions = rollout.obs[part].flatten(0, 1).to(device), rollout.actions[part].flatten(0, 1).to(device)
+            output = self.policy.evaluate(params, obs, actions)
+            rollout.values[part] = output.values.view(-1, rollout.num_envs)
+            rollout.logprobs[part] = output.logprobs.view(-1, rollout.num_envs)
         following = torch.as_tensor(last_obs).to(rollout.obs.dtype)
         beyond = torch.cat([following, rollout.truncated_last_obs().to(following.device)]).to(device)
         values = self.policy.values(params, beyond).to(rollout.device)
@@ -180,7 +185,7 @@ class PPOLearner:
         for _ in range(self.params.update_epochs):
             for batch in rollout.iter_minibatches(minibatch_size=size, shuffle=True, generator=self._stream):
                 watched.append(self._step(batch, learning_rate, clip_coef))
-                if target_kl is not None and watched[-1][LOSS_METRICS.index("approx_kl")] > 1.5 * target_kl:
+                if target_kl is not None and watched[-1][_APPROX_KL] > 1.5 * target_kl:
                     return watched
         return watched
 

@@ -17,12 +17,25 @@ from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.default_manager import DefaultExperimentManager
 from rl_training.experiment.registry import AlgorithmSpec, get_algorithm_spec
 from rl_training.experiment.sources import Layer, find_preset, read_yaml, resolve_config
+from rl_training.experiment.validation import nearest_name
 from rl_training.policies.base import Array
 from rl_training.runtime.agents import Agent, build_agent
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
 from rl_training.runtime.workflows import Continuation, checkpoint_config, continued_config
+
+
+class _HearResult(Callback):
+    """Keeps the result of a run, however it ends."""
+
+    def __init__(self, heard: list[TrainResult]) -> None:
+        self._heard = heard
+
+    def on_train_end(self, trainer: TrainerState, result: TrainResult) -> None:
+        """Keep it."""
+        del trainer
+        self._heard.append(result)
 
 
 class Algorithm:
@@ -45,6 +58,10 @@ class Algorithm:
 
         Names of `TrainConfig` fields are taken as such, all others as parameters of the algorithm.
         """
+        known = {*TrainConfig.model_fields, *get_algorithm_spec(cls.algo).params_model.model_fields}
+        for name in options.keys() - known:
+            nearest = nearest_name(name, known)
+            raise ConfigError(f"unknown option '{name}'" + (f"; did you mean '{nearest}'?" if nearest else ""))
         own = {name: value for name, value in options.items() if name in TrainConfig.model_fields}
         params = {name: value for name, value in options.items() if name not in own}
         given = {"algo": cls.algo, "env_id": env_id, **own}
@@ -55,15 +72,18 @@ class Algorithm:
 
     def learn(self, callbacks: Iterable[Callback] | None = None, *, total_timesteps: int | None = None) -> TrainResult:
         """Train to the budget. A model that has learnt or was loaded goes on, which needs a larger budget."""
-        if self._state is not None:
-            self.config = continued_config(self._state, total_timesteps)
-            result = Continuation(self.config, self._state, run_dir=None).train(callbacks=callbacks)
-        else:
+        heard: list[TrainResult] = []
+        listeners = [*(callbacks or ()), _HearResult(heard)]
+        try:
+            if self._state is not None:
+                self.config = continued_config(self._state, total_timesteps)
+                return Continuation(self.config, self._state, run_dir=None).train(callbacks=listeners)
             if total_timesteps is not None:
                 self.config = TrainConfig(**{**plain_config(self.config), "total_timesteps": total_timesteps})
-            result = DefaultExperimentManager().setup(self.config, callbacks).train()
-        self._state, self._agent = load_checkpoint(result.checkpoint_path), None
-        return result
+            return DefaultExperimentManager().setup(self.config, listeners).train()
+        finally:  # an interrupted or failed run leaves a model too: the one that it saved
+            if heard and heard[0].checkpoint_path.exists():
+                self._state, self._agent = load_checkpoint(heard[0].checkpoint_path), None
 
     def save(self, path: Path | str) -> Path:
         """Write the trained model, from which `load`, the command line and resuming go on."""

@@ -160,7 +160,10 @@ class RolloutBuffer:
         self.position = int(state["position"])
         if self.position:
             for name in self._rows:
-                getattr(self, name)[: self.position] = state[name].to(self.device)
+                stored, target = state[name], getattr(self, name)[: self.position]
+                if stored.shape != target.shape:
+                    raise ValueError(f"{name} of shape {tuple(stored.shape)} do not fit {tuple(target.shape)}")
+                target.copy_(stored)
             endings = [(int(step), int(env)) for step, env in self.truncated.nonzero()]
             self._last_obs = dict(zip(endings, state["last_obs"].to(self.device), strict=True))
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rl_training.errors import TrainingStateError
 from rl_training.streams import derive_seed
 
 BoolArray = npt.NDArray[np.bool_]
@@ -24,6 +25,7 @@ class EpisodeTracker:
         self.returns = np.zeros(num_envs)
         self.lengths = np.zeros(num_envs, dtype=np.int64)
         self._started_at = np.zeros(num_envs)
+        self._ended = np.zeros(num_envs, dtype=np.bool_)
 
     def reset(
         self, vector_reset: Callable[..., ResetResult], seed: Seeds, options: dict[str, Any] | None
@@ -34,6 +36,7 @@ class EpisodeTracker:
         self.episode_numbers[mask] += 1
         self.returns[mask] = 0.0
         self.lengths[mask] = 0
+        self._ended[mask] = False
         self._started_at[mask] = time.perf_counter()
         return result
 
@@ -43,12 +46,18 @@ class EpisodeTracker:
             for index, starts in enumerate(mask)
         ]
 
+    def check_running(self) -> None:
+        """Refuse to step an env whose episode is over."""
+        if self._ended.any():
+            raise TrainingStateError(f"envs {np.flatnonzero(self._ended).tolist()} have ended: reset them first")
+
     def record(self, rewards: FloatArray, ended: BoolArray) -> dict[str, Any]:
         """Count one step of every env; the infos of the episodes that ended with it, if any did."""
         self.returns += rewards
         self.lengths += 1
         if not ended.any():
             return {}
+        self._ended = ended.copy()
         elapsed = np.round(time.perf_counter() - self._started_at, 6)
         return {
             "episode": {
@@ -65,7 +74,10 @@ class EpisodeTracker:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting episodes where `state` stopped."""
-        self.episode_numbers[:] = state["episode_numbers"]
+        numbers = np.array(state["episode_numbers"], dtype=np.int64)
+        if numbers.shape != self.episode_numbers.shape:
+            raise ValueError(f"{len(numbers)} envs were saved, {len(self.episode_numbers)} are here")
+        self.episode_numbers = numbers
 
 
 def _reset_mask(options: dict[str, Any] | None, num_envs: int) -> BoolArray:

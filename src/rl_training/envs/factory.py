@@ -21,9 +21,8 @@ _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "atari": "at
 
 def make_env(config: TrainConfig, env_index: int) -> AnyEnv:
     """One environment that reports return and length in `info["episode"]`; the caller closes it."""
-    env = _make(config.env_id, config.env_kwargs)
-    env.action_space.seed(config.seed + env_index)
-    return RecordEpisodeStatistics(env)
+    del env_index  # all copies are alike; an episode's seed comes with its reset
+    return RecordEpisodeStatistics(_make(config.env_id, config.env_kwargs))
 
 
 def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
@@ -36,8 +35,10 @@ def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
     try:
         return AsyncEpisodeVectorEnv([worker_fn] * config.num_envs, config.seed)
     except (TypeError, ValueError, RuntimeError) as error:  # spaces that have no place in shared memory
-        reason = _first_line(error)
-        raise EnvironmentSetupError(f"{config.env_id} does not run in processes: {reason}; use sync") from error
+        raise EnvironmentSetupError(
+            f"{config.env_id} does not run in processes ({_first_line(error)}); "
+            "supported observation spaces: Box and Discrete"
+        ) from error
 
 
 def _make(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:

@@ -13,7 +13,6 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, FloatArray, ResetResult, Seeds
-from rl_training.errors import TrainingStateError
 
 AnyEnv = Env[Any, Any]
 EnvFactory = Callable[[], AnyEnv]
@@ -33,8 +32,7 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
 
     def step(self, actions: Any) -> StepResult:
         """Step all envs. At an episode's end the observation is that episode's true last one."""
-        if self._autoreset_envs.any():
-            raise TrainingStateError(f"envs {np.flatnonzero(self._autoreset_envs)} have ended: reset them first")
+        self.tracker.check_running()
         observations = []
         rewards = np.empty(self.num_envs)
         terminated = np.empty(self.num_envs, dtype=np.bool_)
@@ -67,9 +65,19 @@ class AsyncEpisodeVectorEnv(AsyncVectorEnv):
 
     def step(self, actions: Any) -> StepResult:
         """Step all envs. At an episode's end the observation is that episode's true last one."""
+        self.tracker.check_running()
         obs, rewards, terminated, truncated, infos = super().step(actions)
         infos.update(self.tracker.record(rewards, terminated | truncated))
         return obs, rewards, terminated, truncated, infos
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Stop the workers; one that is gone already must not hide why the run ends."""
+        try:
+            super().close_extras(timeout, terminate)
+        except (OSError, EOFError):
+            for process in self.processes:
+                process.kill()
+                process.join()
 
 
 EpisodeVectorEnv = SyncEpisodeVectorEnv | AsyncEpisodeVectorEnv

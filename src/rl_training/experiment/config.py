@@ -55,7 +55,7 @@ class TrainConfig(StrictModel):
     seed: Annotated[Int, Field(ge=0, le=2**63 - 1)] = 1
     total_timesteps: PositiveInt = 100_000
     """Budget in env steps."""
-    output_dir: Path = Path("runs")
+    output_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Path("runs")
     device: Annotated[Name, AfterValidator(_known_device)] = "auto"
     num_envs: PositiveInt = 1
     vectorization: Literal["sync", "async"] = "sync"

@@ -7,6 +7,9 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
+from rl_training.algorithms.dqn import DQNParams
+from rl_training.algorithms.ppo import PPOParams
+from rl_training.algorithms.sac import SACParams
 from rl_training.errors import Problem
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.validation import StrictModel, config_error, nearest_name
@@ -31,6 +34,8 @@ class AlgorithmSpec:
     """`(config, *, run_suffix, checkpoint_state, callbacks, run_dir)`."""
     evaluate_fn: Callable[[Agent, int], MetricDict]
     predict_fn: Callable[[Agent, Any, bool], int | Array]
+    params_model: type[StrictModel]
+    """What `algo_kwargs` may hold."""
     resolve_params_fn: Callable[[TrainConfig], StrictModel]
     """Validates `algo_kwargs`, also against the rest of the config."""
     build_learner_fn: BuildLearner
@@ -43,6 +48,7 @@ _BUILT_IN = (
         train_fn=train_ppo,
         evaluate_fn=evaluate_agent,
         predict_fn=predict_action,
+        params_model=PPOParams,
         resolve_params_fn=resolve_ppo_params,
         build_learner_fn=build_ppo_learner,
         plan_fn=plan_ppo,
@@ -52,6 +58,7 @@ _BUILT_IN = (
         train_fn=train_dqn,
         evaluate_fn=evaluate_agent,
         predict_fn=predict_action,
+        params_model=DQNParams,
         resolve_params_fn=resolve_dqn_params,
         build_learner_fn=build_dqn_learner,
         plan_fn=plan_dqn,
@@ -61,6 +68,7 @@ _BUILT_IN = (
         train_fn=train_sac,
         evaluate_fn=evaluate_agent,
         predict_fn=predict_action,
+        params_model=SACParams,
         resolve_params_fn=resolve_sac_params,
         build_learner_fn=build_sac_learner,
         plan_fn=plan_sac,

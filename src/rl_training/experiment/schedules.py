@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, model_validator
 
 from rl_training.experiment.validation import Float, StrictModel
 
@@ -13,6 +13,12 @@ class Schedule(StrictModel):
     schedule: Literal["constant", "linear"] = "constant"
     start: Float
     end: Float = 0.0
+
+    @model_validator(mode="after")
+    def _end_needs_linear(self) -> "Schedule":
+        if self.schedule == "constant" and "end" in self.model_fields_set:
+            raise ValueError("'end' needs schedule: linear")
+        return self
 
     def value(self, step: int, total_steps: int) -> float:
         """The value at env step `step` of a run planned for `total_steps`."""

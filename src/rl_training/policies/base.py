@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
@@ -29,8 +28,3 @@ class Policy(Protocol):
 
     def to_env(self, actions: Array) -> Array:
         """What the envs receive for actions of the policy's own space."""
-
-
-def stack_obs(observations: list[Any]) -> Array:
-    """Observations of several envs as one batch."""
-    return np.stack([np.asarray(obs) for obs in observations])

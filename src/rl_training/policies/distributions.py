@@ -18,6 +18,7 @@ from rl_training.policies.flat import FloatArray, Shape
 
 LOG_STD = "log_std"
 SUPPORTED_ACTIONS = "Discrete and Box"
+_WIDEST = 1e30  # a half range beyond this stands for "no bound"
 
 
 class ActionDistribution(Protocol):
@@ -83,10 +84,10 @@ class BoundedActions:
         self.size = int(np.prod(space.shape))
         self._env_shape, self._env_dtype = space.shape, space.dtype
         self._low, self._high = space.low.ravel(), space.high.ravel()
-        bounded = np.isfinite(self._low) & np.isfinite(self._high)
-        with np.errstate(invalid="ignore"):
-            self._middle = np.where(bounded, (self._high + self._low) / 2, 0.0).astype(np.float32)
-            self._half_range = np.where(bounded, (self._high - self._low) / 2, 1.0).astype(np.float32)
+        low, high = np.nan_to_num(self._low.astype(np.float64)), np.nan_to_num(self._high.astype(np.float64))
+        bounded = high / 2 - low / 2 < _WIDEST
+        self._middle = np.where(bounded, high / 2 + low / 2, 0.0).astype(np.float32)
+        self._half_range = np.where(bounded, high / 2 - low / 2, 1.0).astype(np.float32)
 
     def to_env(self, actions: Array) -> Array:
         """Scaled to the env's bounds, clipped to them, in its shape."""
@@ -138,6 +139,6 @@ def build_distribution(space: spaces.Space[Any]) -> ActionDistribution:
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return DiagonalGaussian(space)
     raise EnvironmentSetupError(
-        f"action space {type(space).__name__} is not supported by ppo; supported: {SUPPORTED_ACTIONS} of floats. "
+        f"action space {type(space).__name__} is not supported here; supported: {SUPPORTED_ACTIONS} of floats. "
         "Wrap the env with a gymnasium.ActionWrapper"
     )

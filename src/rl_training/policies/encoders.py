@@ -15,15 +15,17 @@ SUPPORTED_OBSERVATIONS = "Box (any shape, flattened) and Discrete (one-hot)"
 
 
 class Encoder:
-    """Flattens Box observations, scales images to 0..1, and makes Discrete ones one-hot."""
+    """Flattens Box observations, scales uint8 ones by their highest value to 0..1, makes Discrete ones one-hot."""
 
     def __init__(self, space: spaces.Space[Any], *, normalize: bool = False) -> None:
         if isinstance(space, spaces.Box):
             self.size = int(np.prod(space.shape))
             self.storage_dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
+            self._highest = float(space.high.max()) if space.dtype == np.uint8 else 1.0
         elif isinstance(space, spaces.Discrete):
             self.size = int(space.n)
             self.storage_dtype = torch.int64
+            self._highest = 1.0
         else:
             raise EnvironmentSetupError(
                 f"observation space {type(space).__name__} is not supported; supported: {SUPPORTED_OBSERVATIONS}. "
@@ -48,7 +50,7 @@ class Encoder:
             features[np.arange(len(obs)), obs - self._start] = 1.0
             return features
         features = obs.reshape(len(obs), self.size).astype(np.float32, copy=False)
-        return features / np.float32(255.0) if self.storage_dtype is torch.uint8 else features
+        return features / np.float32(self._highest) if self._highest != 1.0 else features
 
     def encode_tensor(self, obs: Tensor) -> Tensor:
         """Features [batch, size] of stored observations [batch, ...]."""
@@ -56,6 +58,6 @@ class Encoder:
             features = torch.nn.functional.one_hot(obs - self._start, self.size).float()
         else:
             features = obs.reshape(len(obs), self.size).float()
-        if self.storage_dtype is torch.uint8:
-            features = features / 255.0
+        if self._highest != 1.0:
+            features = features / self._highest
         return self.normalizer.apply_tensor(features)

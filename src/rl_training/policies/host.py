@@ -41,6 +41,10 @@ class HostedParams:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the parameters of `state`."""
+        own = {name: tuple(shape) for name, shape in self.layout.shapes.items()}
+        given = {name: tuple(param.shape) for name, param in state.items()}
+        if own != given:
+            raise ValueError(f"parameters of shapes {given} do not fit {own}")
         with torch.no_grad():
             for name, param in self.tensors().items():
                 param.copy_(state[name])

@@ -1,6 +1,7 @@
 """A live agent: a learner rebuilt from a config or a checkpoint, ready to predict and to be evaluated."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +10,12 @@ from gymnasium import spaces
 
 from rl_training.algorithms.base import Learner
 from rl_training.envs.factory import make_env
+from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.policies.base import Array
 from rl_training.runtime.evaluator import Evaluator
-from rl_training.runtime.run_utils import refusing_misfits
+from rl_training.runtime.run_utils import limited_threads, refusing_misfits
 from rl_training.runtime.types import MetricDict
 
 BuildLearner = Callable[[TrainConfig, spaces.Space[Any], spaces.Space[Any]], Learner]
@@ -33,10 +35,10 @@ class Agent:
 def build_agent(build_learner: BuildLearner, config: TrainConfig, state: CheckpointState | None = None) -> Agent:
     """An agent on the CPU, untrained or with the weights of `state`."""
     config = config.model_copy(update={"device": "cpu"})
-    env = make_env(config, 0)
-    observation_space, action_space = env.observation_space, env.action_space
-    env.close()
-    learner = build_learner(config, observation_space, action_space)
+    with closing(make_env(config, 0)) as env:
+        observation_space, action_space = env.observation_space, env.action_space
+    with limited_threads(config.num_threads):
+        learner = build_learner(config, observation_space, action_space)
     if state is None:
         return Agent(config, learner, observation_space, action_space)
     with refusing_misfits(config):
@@ -47,17 +49,16 @@ def build_agent(build_learner: BuildLearner, config: TrainConfig, state: Checkpo
 
 def evaluate_agent(agent: Agent, num_episodes: int) -> MetricDict:
     """Play whole episodes with the likeliest actions, on the seeds that training would use at this step."""
-    evaluator = Evaluator(agent.config)
-    try:
+    with limited_threads(agent.config.num_threads), closing(Evaluator(agent.config)) as evaluator:
         return evaluator.evaluate(agent.learner.policy, num_episodes, agent.step).metrics
-    finally:
-        evaluator.close()
 
 
 def predict_action(agent: Agent, obs: Any, deterministic: bool = True) -> int | Array:
     """An env action for one observation, or one per row of a batch; a single discrete action is an `int`."""
-    given = np.asarray(obs)
-    single = given.shape == agent.observation_space.shape
+    given, expected = np.asarray(obs), agent.observation_space.shape
+    single = given.shape == expected
+    if not single and given.shape[1:] != expected:
+        raise ConfigError(f"an observation has shape {expected}, a batch (n, *{expected}), given was {given.shape}")
     actions = agent.learner.policy.predict(given[None] if single else given, deterministic=deterministic)
     if not single:
         return actions

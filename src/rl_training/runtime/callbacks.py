@@ -1,5 +1,6 @@
 """Callbacks: five events of a run, fanned out to any objects that have the five methods."""
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -80,6 +81,8 @@ class StopAtReturn(Callback):
     """Ends the run once an evaluation's mean return reaches `threshold`."""
 
     def __init__(self, threshold: float) -> None:
+        if not math.isfinite(threshold):
+            raise ConfigError(f"threshold={threshold}: give a finite return")
         self.threshold = threshold
 
     def on_eval_end(self, trainer: TrainerState, metrics: MetricDict) -> None:
@@ -92,6 +95,8 @@ class StopAfterWallTime(Callback):
     """Ends the run once `seconds` have passed since it started."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        if not (math.isfinite(seconds) and seconds > 0.0):
+            raise ConfigError(f"seconds={seconds}: give a positive time")
         self.seconds = seconds
         self._clock = clock
         self._started_at = clock()

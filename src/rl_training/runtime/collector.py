@@ -1,7 +1,7 @@
 """Collecting experience: the policy acts, the envs step, and every ending keeps its kind."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,61 +31,71 @@ class CollectResult:
     episodes: tuple[Episode, ...] = ()
 
 
+@dataclass
+class Collection:
+    """Experience as it comes in: always in step with what is stored, also when an exception cuts it short."""
+
+    obs: Any
+    num_env_steps: int = 0
+    episodes: list[Episode] = field(default_factory=list)
+
+    def result(self) -> CollectResult:
+        """What has come in."""
+        metrics = episode_metrics(self.episodes)
+        return CollectResult(self.num_env_steps, len(self.episodes), metrics, self.obs, tuple(self.episodes))
+
+    def move_on(self, envs: EpisodeVectorEnv, next_obs: Any, infos: dict[str, Any], ended: Any) -> None:
+        """Count a stored step, and start the next episodes of the envs that ended with it."""
+        self.num_env_steps += envs.num_envs
+        self.obs = next_obs
+        if ended.any():
+            self.episodes += finished_episodes(infos)
+            self.obs, _ = envs.reset(options={"reset_mask": ended})
+
+
 def collect_rollout(
     envs: EpisodeVectorEnv,
     learner: OnPolicyLearner,
     rollout: RolloutBuffer,
-    obs: Any,
+    collection: Collection,
     *,
     interrupted: Callable[[], bool],
-) -> CollectResult:
-    """Fill the rollout from `obs` on; stops early, between two steps, when interrupted."""
-    before = len(rollout)
-    episodes: list[Episode] = []
+) -> None:
+    """Fill the rollout from `collection.obs` on; stops early, between two steps, when interrupted."""
     while not rollout.full and not interrupted():
-        actions = learner.act(obs)
+        actions = learner.act(collection.obs)
         next_obs, rewards, terminated, truncated, infos = envs.step(learner.policy.to_env(actions))
         ended = terminated | truncated
         rollout.add(
-            obs=obs,
+            obs=collection.obs,
             actions=actions,
             rewards=rewards,
             dones=ended,
             truncated=truncated & ~terminated,
             last_obs=next_obs,
         )
-        if ended.any():
-            episodes += finished_episodes(infos)
-            next_obs, _ = envs.reset(options={"reset_mask": ended})
-        obs = next_obs
-    metrics = episode_metrics(episodes)
-    return CollectResult(len(rollout) - before, len(episodes), metrics, obs, tuple(episodes))
+        collection.move_on(envs, next_obs, infos, ended)
 
 
 def collect_transitions(
     envs: EpisodeVectorEnv,
     learner: OffPolicyLearner,
     replay: ReplayBuffer,
-    obs: Any,
+    collection: Collection,
     *,
     steps: tuple[int, int],
     interrupted: Callable[[], bool],
-) -> CollectResult:
+) -> None:
     """Store transitions from env step `steps[0]` until `steps[1]` is reached or passed, or until interrupted."""
-    step, until = steps
-    episodes: list[Episode] = []
-    while step < until and not interrupted():
-        actions = learner.act(obs, step)
+    start, until = steps
+    while start + collection.num_env_steps < until and not interrupted():
+        obs = collection.obs
+        actions = learner.act(obs, start + collection.num_env_steps)
         next_obs, rewards, terminated, truncated, infos = envs.step(learner.policy.to_env(actions))
-        replay.add(obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, dones=terminated, truncated=truncated)
-        step += envs.num_envs
         ended = terminated | truncated
+        replay.add(obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, dones=terminated, truncated=truncated)
         learner.normalizer.observe(obs, rewards, ended)
-        if ended.any():
-            episodes += finished_episodes(infos)
-            next_obs, _ = envs.reset(options={"reset_mask": ended})
-        obs = next_obs
-    return CollectResult(step - steps[0], len(episodes), episode_metrics(episodes), obs, tuple(episodes))
+        collection.move_on(envs, next_obs, infos, ended)
 
 
 def finished_episodes(infos: dict[str, Any]) -> list[Episode]:

@@ -1,6 +1,6 @@
 """Evaluation on envs and seeds of its own: it never touches a training stream."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +8,9 @@ import numpy as np
 
 from rl_training.envs.factory import make_env
 from rl_training.envs.vector import AnyEnv
+from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
-from rl_training.policies.base import Policy, stack_obs
+from rl_training.policies.base import Policy
 from rl_training.runtime.collector import Episode
 from rl_training.runtime.types import MetricDict
 from rl_training.streams import derive_seed
@@ -32,12 +33,20 @@ class Evaluator:
         self._config = config
         self._envs: list[AnyEnv] = []
 
-    def evaluate(self, policy: Policy, num_episodes: int, step: int) -> EvalResult:
-        """`num_episodes` episodes whose seeds are a function of (run seed, env step, episode)."""
+    def evaluate(
+        self, policy: Policy, num_episodes: int, step: int, *, interrupted: Callable[[], bool] = lambda: False
+    ) -> EvalResult:
+        """`num_episodes` episodes whose seeds are a function of (run seed, env step, episode).
+
+        An interruption ends it at once, with the episodes finished so far and no metrics.
+        """
+        check_num_episodes(num_episodes)
         while len(self._envs) < min(num_episodes, _MAX_ENVS):
             self._envs.append(make_env(self._config, len(self._envs)))
         seeds = [derive_seed(self._config.seed, "evaluation", step, episode) for episode in range(num_episodes)]
-        finished = play_episodes(policy, self._envs, seeds)
+        finished = play_episodes(policy, self._envs, seeds, interrupted)
+        if len(finished) < num_episodes:
+            return EvalResult(len(finished), {})
         returns = [episode.episode_return for episode in finished]
         metrics: MetricDict = {
             "eval_return_mean": float(np.mean(returns)),
@@ -55,13 +64,21 @@ class Evaluator:
             self._envs.pop().close()
 
 
-def play_episodes(policy: Policy, envs: Sequence[AnyEnv], seeds: Sequence[int]) -> list[Episode]:
-    """One whole episode per seed, each counted, so that short ones are not favoured."""
+def check_num_episodes(num_episodes: int) -> None:
+    """Refuse an evaluation of nothing."""
+    if num_episodes < 1:
+        raise ConfigError(f"num_episodes={num_episodes}: at least 1 is needed")
+
+
+def play_episodes(
+    policy: Policy, envs: Sequence[AnyEnv], seeds: Sequence[int], interrupted: Callable[[], bool]
+) -> list[Episode]:
+    """One whole episode per seed, each counted, so that short ones are not favoured; fewer when interrupted."""
     waiting = list(reversed(seeds))
     finished: list[Episode] = []
     playing = [(env, env.reset(seed=waiting.pop())[0]) for env in envs[: len(seeds)]]
-    while playing:
-        actions = policy.predict(stack_obs([obs for _, obs in playing]), deterministic=True)
+    while playing and not interrupted():
+        actions = policy.predict(np.stack([np.asarray(obs) for _, obs in playing]), deterministic=True)
         still_playing: list[tuple[AnyEnv, Any]] = []
         for (env, _), action in zip(playing, actions, strict=True):
             obs, _, terminated, truncated, info = env.step(action)

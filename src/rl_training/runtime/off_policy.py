@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 from gymnasium import spaces
@@ -13,7 +14,7 @@ from rl_training.envs.factory import make_env
 from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.collector import collect_transitions
-from rl_training.runtime.plan import TrainingPlan, check_memory, count_evaluations, count_events
+from rl_training.runtime.plan import TrainingPlan, check_memory, count_events
 from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.wiring import Wiring
 
@@ -24,13 +25,15 @@ def run_off_policy(
     session: TrainingSession, envs: EpisodeVectorEnv, learner: OffPolicyLearner, replay: ReplayBuffer
 ) -> None:
     """Train until the session is finished. A vector step counts `num_envs` env steps, so the budget may be passed."""
-    obs, _ = envs.reset()
+    obs = session.first_obs
     while not session.finished:
         before = session.state.global_step
         until = next_boundary(learner.params, session.config, before)
-        result = collect_transitions(envs, learner, replay, obs, steps=(before, until), interrupted=session.interrupted)
-        obs = result.last_obs
-        session.collected(result)
+        with session.collecting(obs) as collection:
+            collect_transitions(
+                envs, learner, replay, collection, steps=(before, until), interrupted=session.interrupted
+            )
+        obs = collection.obs
         if session.interrupted():
             return
         owed = updates_owed(learner.params, before, session.state.global_step)
@@ -87,16 +90,15 @@ def replay_bytes(learner: OffPolicyLearner) -> int:
 
 def plan_off_policy(config: TrainConfig, build_learner: BuildOffPolicyLearner) -> TrainingPlan:
     """Count what the loop would do, by the loop's own rules; makes one env, but no file."""
-    env = make_env(config, 0)
-    learner = build_learner(config, env.observation_space, env.action_space)
-    env.close()
+    with closing(make_env(config, 0)) as env:
+        learner = build_learner(config, env.observation_space, env.action_space)
     params = learner.params
     ends = list(_iteration_ends(params, config))
     owed = [updates_owed(params, before, after) for before, after in zip([0, *ends], ends, strict=False)]
     return TrainingPlan(
         env_steps=ends[-1],
         gradient_steps=sum(owed),
-        evaluations=count_evaluations(config, ends),
+        evaluations=count_events(config.eval_interval, ends) if config.eval_episodes else 0,
         checkpoints=count_events(config.checkpoint_interval, ends),
         memory_bytes=replay_bytes(learner),
         details={

@@ -11,13 +11,13 @@ def run_on_policy(
     session: TrainingSession, envs: EpisodeVectorEnv, learner: OnPolicyLearner, rollout: RolloutBuffer
 ) -> None:
     """Train until the session is finished. The budget is used in whole rollouts, so the last one may pass it."""
-    if len(rollout):  # resumed in mid-rollout: the reset below gives up the episodes that were running
+    if len(rollout):  # resumed in mid-rollout: the episodes that were running are given up
         rollout.cut(session.last_obs)
-    obs, _ = envs.reset()
+    obs = session.first_obs
     while not session.finished:
-        result = collect_rollout(envs, learner, rollout, obs, interrupted=session.interrupted)
-        obs = result.last_obs
-        session.collected(result)
+        with session.collecting(obs) as collection:
+            collect_rollout(envs, learner, rollout, collection, interrupted=session.interrupted)
+        obs = collection.obs
         if not rollout.full:
             return
         started_at = session.state.global_step - len(rollout)

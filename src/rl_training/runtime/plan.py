@@ -7,13 +7,12 @@ from itertools import pairwise
 import psutil
 
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.schedules import crosses
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Exact counts, but for what a callback, a signal or wall time may change."""
+    """Exact counts, but for what a callback, a signal, wall time or a KL early stop may change."""
 
     env_steps: int
     gradient_steps: int
@@ -32,9 +31,14 @@ def count_events(interval: int, boundaries: Iterable[int]) -> int:
     return sum(due) + (0 if due[-1] else 1)
 
 
-def count_evaluations(config: TrainConfig, boundaries: Iterable[int]) -> int:
-    """Evaluations of a run whose iterations end at `boundaries`."""
-    return count_events(config.eval_interval, boundaries) if config.eval_episodes else 0
+def count_regular_events(interval: int, size: int, iterations: int) -> int:
+    """The same for iterations of `size` env steps each, without walking through them."""
+    if interval == 0:
+        return 1
+    if size >= interval:
+        return iterations
+    total = size * iterations
+    return total // interval + (0 if crosses(interval, total - size, total) else 1)
 
 
 def check_memory(num_bytes: int, remedy: str) -> None:

@@ -1,6 +1,7 @@
 """PPO wired together: policy, learner, rollout and the on-policy loop."""
 
 import math
+from contextlib import closing
 from typing import Any
 
 from gymnasium import spaces
@@ -12,7 +13,7 @@ from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.policies.actor_critic import ActorCritic
 from rl_training.runtime.on_policy import run_on_policy
-from rl_training.runtime.plan import TrainingPlan, check_memory, count_evaluations, count_events
+from rl_training.runtime.plan import TrainingPlan, check_memory, count_regular_events
 from rl_training.runtime.run_utils import resolve_device
 from rl_training.runtime.session import TrainingParts
 from rl_training.runtime.wiring import Wiring, build_train_fn
@@ -52,29 +53,33 @@ def build_rollout(config: TrainConfig, learner: PPOLearner, device: str = "cpu")
     )
 
 
+def rollout_bytes(config: TrainConfig, learner: PPOLearner) -> int:
+    """Memory of the rollout, and of its shuffled copy while learning."""
+    return 2 * build_rollout(config, learner, device="meta").num_bytes
+
+
 def plan_ppo(config: TrainConfig) -> TrainingPlan:
     """Count what `train_ppo` would do; makes one env, but no file."""
-    env = make_env(config, 0)
-    learner = build_ppo_learner(config, env.observation_space, env.action_space)
-    env.close()
+    with closing(make_env(config, 0)) as env:
+        learner = build_ppo_learner(config, env.observation_space, env.action_space)
     params = learner.params
     rollout_size = params.num_steps * config.num_envs
     rollouts = math.ceil(config.total_timesteps / rollout_size)
-    boundaries = range(rollout_size, rollouts * rollout_size + 1, rollout_size)
     minibatches = math.ceil(rollout_size / params.minibatch_size)
-    copies = 2  # the rollout, and its shuffled copy while learning
     state = 4 * learner.policy.params.flat.nbytes  # parameters, gradient, two moments
+    early_stop: dict[str, int | str] = {} if params.target_kl is None else {"gradient steps are": "at most (target_kl)"}
     return TrainingPlan(
         env_steps=rollouts * rollout_size,
         gradient_steps=rollouts * params.update_epochs * minibatches,
-        evaluations=count_evaluations(config, boundaries),
-        checkpoints=count_events(config.checkpoint_interval, boundaries),
-        memory_bytes=copies * build_rollout(config, learner, device="meta").num_bytes + state,
+        evaluations=count_regular_events(config.eval_interval, rollout_size, rollouts) if config.eval_episodes else 0,
+        checkpoints=count_regular_events(config.checkpoint_interval, rollout_size, rollouts),
+        memory_bytes=rollout_bytes(config, learner) + state,
         details={
             "rollouts": rollouts,
             "env steps per rollout": rollout_size,
             "minibatches per epoch": minibatches,
             "last minibatch": rollout_size % params.minibatch_size or params.minibatch_size,
+            **early_stop,
             "parameters": sum(math.prod(shape) for shape in learner.policy.params.layout.shapes.values()),
         },
     )
@@ -83,8 +88,7 @@ def plan_ppo(config: TrainConfig) -> TrainingPlan:
 def wire_ppo(config: TrainConfig, envs: EpisodeVectorEnv) -> Wiring:
     """Learner and rollout on these envs."""
     learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
-    needed = build_rollout(config, learner, device="meta").num_bytes
-    check_memory(needed, "lower num_envs or algo_kwargs.num_steps")
+    check_memory(rollout_bytes(config, learner), "lower num_envs or algo_kwargs.num_steps")
     rollout = build_rollout(config, learner)
     return Wiring(TrainingParts(learner, rollout, envs), lambda session: run_on_policy(session, envs, learner, rollout))
 

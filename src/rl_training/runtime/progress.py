@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import CollectResult
@@ -41,16 +42,18 @@ class ProgressDisplay(Callback):
         self._console.print(
             f"Training {trainer.algorithm} on {config.env_id}, seed {config.seed}, in {trainer.run_dir}",
             highlight=False,
+            markup=False,
             soft_wrap=True,
         )
         if self._console.is_terminal:
             self._bar = Progress(
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]} steps/s"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[numbers]}"),
+                BarColumn(bar_width=12, table_column=Column(min_width=12)),
+                MofNCompleteColumn(table_column=Column(no_wrap=True)),
+                TextColumn("{task.fields[rate]}/s", table_column=Column(no_wrap=True)),
+                TimeRemainingColumn(table_column=Column(no_wrap=True)),
+                TextColumn("{task.fields[numbers]}", table_column=Column(ratio=1)),
                 console=self._console,
+                expand=True,
             )
             self._task = self._bar.add_task(
                 "", total=config.total_timesteps, completed=trainer.global_step, rate="-", numbers=""
@@ -90,6 +93,7 @@ class ProgressDisplay(Callback):
             f"{trainer.global_step:,}/{total:,} steps  {rate:,.0f} steps/s  {left:,.0f} s left  "
             f"{_numbers(trainer.metrics)}",
             highlight=False,
+            markup=False,
             soft_wrap=True,
         )
 

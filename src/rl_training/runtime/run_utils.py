@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import socket
 import subprocess
 import sys
@@ -83,9 +84,13 @@ def serialize_train_config(config: TrainConfig) -> dict[str, Any]:
 def create_training_run(config: TrainConfig, run_suffix: str | None = None) -> TrainingRun:
     """Create the run directory with config and metadata, and open its logger."""
     context = create_run_context(config, run_suffix)
-    write_config(context, config)
-    update_metadata(context, **_describe_run(context, config))
-    return TrainingRun(context, RunLogger(context))
+    try:
+        write_config(context, config)
+        update_metadata(context, **_describe_run(context, config))
+        return TrainingRun(context, RunLogger(context))
+    except BaseException:
+        shutil.rmtree(context.run_dir, ignore_errors=True)
+        raise
 
 
 def reopen_training_run(run_dir: Path, config: TrainConfig, step: int) -> TrainingRun:
@@ -94,8 +99,9 @@ def reopen_training_run(run_dir: Path, config: TrainConfig, step: int) -> Traini
     resumed = [*read_metadata(context).get("resumed", []), {"step": step, "at": _now()}]
     write_config(context, config)
     truncate_metrics(context, step)
-    update_metadata(context, status="running", ended_at=None, resumed=resumed)
-    return TrainingRun(context, RunLogger(context))
+    outcome = {"ended_at": None, "stop_reason": None, "error": None, "metrics": None}
+    update_metadata(context, status="running", total_timesteps=config.total_timesteps, resumed=resumed, **outcome)
+    return TrainingRun(context, RunLogger(context, resumed_at=step))
 
 
 def save_training_checkpoint(

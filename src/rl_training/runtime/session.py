@@ -1,15 +1,12 @@
 """What both loops share: counting, logging, evaluation, checkpoints, callbacks, and every way a run can end."""
 
-import signal
-import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,23 +14,14 @@ import torch
 
 from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.envs.vector import EpisodeVectorEnv
-from rl_training.errors import TrainingInterrupted
-from rl_training.experiment.checkpointing import BEST_NAME, CheckpointState, prune_checkpoints
+from rl_training.experiment.checkpointing import BEST_NAME, prune_checkpoints
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.runs import check_output_dir, update_metadata
+from rl_training.experiment.runs import read_metadata, update_metadata
 from rl_training.experiment.schedules import crosses
-from rl_training.runtime.callbacks import Callback, CallbackList
-from rl_training.runtime.collector import CollectResult, Episode, episode_metrics
+from rl_training.runtime.callbacks import CallbackList
+from rl_training.runtime.collector import Collection, CollectResult, Episode, episode_metrics
 from rl_training.runtime.evaluator import Evaluator
-from rl_training.runtime.run_utils import (
-    TrainingRun,
-    create_training_run,
-    end_run,
-    limited_threads,
-    refusing_misfits,
-    reopen_training_run,
-    save_training_checkpoint,
-)
+from rl_training.runtime.run_utils import TrainingRun, end_run, save_training_checkpoint
 from rl_training.runtime.trainer import Status, TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
 
@@ -59,15 +47,51 @@ class TrainingParts:
     envs: EpisodeVectorEnv
 
 
+@dataclass(frozen=True)
+class SavedProgress:
+    """How far a saved run had come."""
+
+    global_step: int
+    num_updates: int
+    num_episodes: int
+    best_return: float | None
+    metrics: MetricDict
+    evaluation: MetricDict
+    evaluated_at: int
+    iterated_at: int
+    episodes: tuple[Episode, ...]
+    last_obs: Any
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "SavedProgress":
+        """Out of a checkpoint's trainer state."""
+        values = {name: state[name] for name in cls.__dataclass_fields__}
+        return cls(**{**values, "episodes": tuple(Episode(*episode) for episode in state["episodes"])})
+
+    def forked(self) -> "SavedProgress":
+        """For a new directory, where the parent's best checkpoint does not lie."""
+        return replace(self, best_return=None)
+
+
 class TrainingSession:
     """One run in progress. A loop tells it what it collected and updated; the session does the rest."""
 
-    def __init__(self, config: TrainConfig, parts: TrainingParts, run: TrainingRun, callbacks: CallbackList) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        parts: TrainingParts,
+        run: TrainingRun,
+        callbacks: CallbackList,
+        first_obs: Any,
+        progress: SavedProgress | None = None,
+    ) -> None:
         self.config = config
         self.parts = parts
         self.callbacks = callbacks
         self.state = TrainerState(config.algo, run.run_context.run_dir, config)
-        self.last_obs: Any = None
+        self.first_obs = first_obs
+        """What the envs show now; `last_obs` is where the newest stored step led."""
+        self.last_obs = None if progress is None else progress.last_obs
         self.signal_number: int | None = None
         self._run = run
         self._evaluator = Evaluator(config)
@@ -79,6 +103,9 @@ class TrainingSession:
         self._saved_at_time = self._logged_at_time = self._started_at_time = time.monotonic()
         self._logged_at_step = self._iterated_at_step = 0
         self._announced_end = False
+        self._earlier_seconds = float(read_metadata(run.run_context).get("wall_seconds", 0.0))
+        if progress is not None:
+            self._restore(progress)
 
     @property
     def finished(self) -> bool:
@@ -89,8 +116,17 @@ class TrainingSession:
         """Whether a signal asks to stop between two env steps."""
         return self.signal_number is not None
 
-    def collected(self, result: CollectResult) -> None:
-        """Count new experience."""
+    @contextmanager
+    def collecting(self, obs: Any) -> Iterator[Collection]:
+        """Count what is collected from `obs` on, also when an exception cuts it short; then tell the callbacks."""
+        collection = Collection(obs)
+        try:
+            yield collection
+        finally:
+            self._count(collection.result())
+        self.callbacks.on_collect_end(self.state, collection.result())
+
+    def _count(self, result: CollectResult) -> None:
         self.last_obs = result.last_obs
         self.state.global_step += result.num_env_steps
         self.state.num_episodes += result.num_episodes
@@ -98,7 +134,6 @@ class TrainingSession:
             self._episodes.extend(result.episodes)
             averages = episode_metrics(list(self._episodes))
             self.state.metrics |= {f"rollout/{name}": value for name, value in averages.items()}
-        self.callbacks.on_collect_end(self.state, result)
 
     def updated(self, result: UpdateResult) -> None:
         """Count an update, which ends one iteration of the loop."""
@@ -136,7 +171,12 @@ class TrainingSession:
         step = self.state.global_step
         if self.config.eval_episodes == 0 or self._evaluated_at == step:
             return
-        metrics = self._evaluator.evaluate(self.parts.learner.policy, self.config.eval_episodes, step).metrics
+        result = self._evaluator.evaluate(
+            self.parts.learner.policy, self.config.eval_episodes, step, interrupted=self.interrupted
+        )
+        if not result.metrics:
+            return
+        metrics = result.metrics
         self._evaluation, self._evaluated_at = metrics, step
         named: MetricDict = {
             "eval/mean_reward": metrics["eval_return_mean"],
@@ -190,17 +230,15 @@ class TrainingSession:
             "last_obs": None if self.last_obs is None else torch.as_tensor(np.array(self.last_obs)),
         }
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Take over the counters of a checkpoint's trainer state; the envs start their next episodes."""
-        self.state.global_step = self._logged_at_step = saved["global_step"]
-        self.state.num_updates = saved["num_updates"]
-        self.state.num_episodes = saved["num_episodes"]
-        self.state.best_return = saved["best_return"]
-        self.state.metrics = dict(saved["metrics"])
-        self._evaluation, self._evaluated_at = dict(saved["evaluation"]), saved["evaluated_at"]
-        self._iterated_at_step = saved["iterated_at"]
-        self.last_obs = saved["last_obs"]
-        self._episodes.extend(Episode(*episode) for episode in saved["episodes"])
+    def _restore(self, saved: SavedProgress) -> None:
+        self.state.global_step = self._logged_at_step = saved.global_step
+        self.state.num_updates = saved.num_updates
+        self.state.num_episodes = saved.num_episodes
+        self.state.best_return = saved.best_return
+        self.state.metrics = dict(saved.metrics)
+        self._evaluation, self._evaluated_at = dict(saved.evaluation), saved.evaluated_at
+        self._iterated_at_step = saved.iterated_at
+        self._episodes.extend(saved.episodes)
 
     def final_metrics(self) -> MetricDict:
         """What a `TrainResult` reports."""
@@ -217,25 +255,30 @@ class TrainingSession:
 
     def finish(self) -> TrainResult:
         """The loop is over: evaluate, save, and tell everybody."""
+        cut_short = self.state.global_step < self.config.total_timesteps
         if not self.interrupted():
             self.evaluate()
         if self._logged_at_step != self.state.global_step:
             self.log()
         self.save()
-        status: Status = "stopped" if self.state.stop_reason else "completed"
+        status: Status = "stopped" if cut_short else "completed"
         return self._end("interrupted" if self.interrupted() else status)
 
     def fail(self, error: BaseException) -> None:
         """An exception ended the loop: save what can be saved, and tell everybody; the caller raises the error."""
-        notes = {"error": f"{type(error).__name__}: {error}"}
-        if not isinstance(error, Exception):  # a second Ctrl-C wants out at once
-            end_run(self._run.run_context, status="interrupted", **notes)
-            return
+        note = f"{type(error).__name__}: {error}"
+        if isinstance(error, Exception):  # a second Ctrl-C wants out at once, without saving
+            self._attempt(self.save)
+            self._attempt(lambda: self._end("failed", error=note))
+        else:
+            self._attempt(lambda: self._end("interrupted", error=note))
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        """Do what can still be done for a run that failed; its first error is the one to raise."""
         try:
-            self.save()
-            self._end("failed", **notes)
-        except Exception as second:  # the first error is the one to raise
-            warnings.warn(f"while ending the failed run: {second!r}", stacklevel=2)
+            action()
+        except Exception as error:
+            warnings.warn(f"while ending the failed run: {error!r}", stacklevel=3)
 
     def _end(self, status: Status, **notes: str) -> TrainResult:
         result = TrainResult(self.state.run_dir, self._checkpoint_path, self.final_metrics(), status)
@@ -246,7 +289,7 @@ class TrainingSession:
             global_step=self.state.global_step,
             best_return=self.state.best_return,
             metrics=result.metrics,
-            wall_seconds=round(time.monotonic() - self._started_at_time, 3),
+            wall_seconds=round(self._earlier_seconds + time.monotonic() - self._started_at_time, 3),
             **notes,
         )
         if not self._announced_end:  # a callback that fails in on_train_end must not bring it about again
@@ -258,84 +301,3 @@ class TrainingSession:
         """Release files and evaluation envs."""
         self._evaluator.close()
         self._run.close()
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Where a run lives and what it starts from."""
-
-    run_suffix: str | None = None
-    checkpoint_state: CheckpointState | None = None
-    callbacks: Iterable[Callback] | None = None
-    run_dir: Path | None = None
-    """Continue in this directory instead of creating one; needs `checkpoint_state`."""
-
-
-def run_training(
-    config: TrainConfig, parts: TrainingParts, loop: Callable[[TrainingSession], None], options: RunOptions
-) -> TrainResult:
-    """Run `loop` inside a session, from the run directory's creation to the last callback."""
-    callbacks = CallbackList(options.callbacks)
-    check_output_dir(config)
-    with limited_threads(config.num_threads):
-        session = _open_session(config, parts, callbacks, options)
-        try:
-            with _stop_signals(session):
-                callbacks.on_train_start(session.state)
-                loop(session)
-                result = session.finish()
-        except BaseException as error:
-            session.fail(error)
-            raise
-        finally:
-            session.close()
-    if session.signal_number is not None:
-        raise TrainingInterrupted(
-            f"interrupted at step {session.state.global_step}; saved {result.checkpoint_path}",
-            session.signal_number,
-        )
-    return result
-
-
-def _open_session(
-    config: TrainConfig, parts: TrainingParts, callbacks: CallbackList, options: RunOptions
-) -> TrainingSession:
-    saved = options.checkpoint_state
-    if saved is not None:  # before any file is made: a state that does not fit is a set-up error
-        with refusing_misfits(config):
-            parts.learner.load_state_dict(saved.algorithm_state)
-            parts.buffer.load_state_dict(saved.buffer_state)
-            parts.envs.tracker.load_state_dict(saved.trainer_state["envs"])
-    if options.run_dir is not None and saved is not None:
-        run = reopen_training_run(options.run_dir, config, saved.trainer_state["global_step"])
-    else:
-        run = create_training_run(config, options.run_suffix)
-    session = TrainingSession(config, parts, run, callbacks)
-    if saved is not None:
-        session.restore(saved.trainer_state)
-    if saved is not None and options.run_dir is None:
-        parent = {"run_id": saved.metadata["run_id"], "step": session.state.global_step}
-        update_metadata(run.run_context, parent=parent)
-    return session
-
-
-@contextmanager
-def _stop_signals(session: TrainingSession) -> Iterator[None]:
-    """The first SIGINT or SIGTERM asks the loop to stop and save, the next one stops at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may handle signals
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        del frame
-        if session.signal_number is not None:
-            raise KeyboardInterrupt
-        session.signal_number = number
-        session.state.request_stop(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

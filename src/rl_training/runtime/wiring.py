@@ -1,6 +1,7 @@
 """From an algorithm's wiring to its train function: what every trainer does around its own parts, written once."""
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -9,9 +10,12 @@ from rl_training.envs.factory import make_vector_env
 from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig, with_resolved_params
+from rl_training.experiment.runs import check_output_dir
 from rl_training.experiment.validation import StrictModel
-from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.session import RunOptions, TrainingParts, TrainingSession, run_training
+from rl_training.runtime.callbacks import Callback, CallbackList
+from rl_training.runtime.lifecycle import RunOptions, run_training
+from rl_training.runtime.run_utils import limited_threads
+from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.trainer import TrainResult
 
 
@@ -52,12 +56,11 @@ def build_train_fn(
         run_dir: Path | None = None,
     ) -> TrainResult:
         config = with_resolved_params(config, resolve_params(config))
-        envs = make_vector_env(config)
-        try:
+        check_output_dir(config)
+        options = RunOptions(run_suffix, checkpoint_state, CallbackList(callbacks), run_dir)
+        # From the first weight on: the number of threads decides the last bits of a matrix product.
+        with limited_threads(config.num_threads), closing(make_vector_env(config)) as envs:
             wiring = wire(config, envs)
-            options = RunOptions(run_suffix, checkpoint_state, callbacks, run_dir)
             return run_training(config, wiring.parts, wiring.loop, options)
-        finally:
-            envs.close()
 
     return train

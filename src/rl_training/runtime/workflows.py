@@ -10,6 +10,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.agents import Agent, build_agent
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.evaluator import check_num_episodes
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.types import MetricDict
 
@@ -44,8 +45,7 @@ def load_agent(path: Path | str, *, best: bool = False) -> Agent:
 
 def evaluate_checkpoint(path: Path | str, num_episodes: int = 10, *, best: bool = False) -> MetricDict:
     """Play whole episodes with a saved agent."""
-    if num_episodes < 1:
-        raise ConfigError(f"num_episodes={num_episodes}: at least 1 is needed")
+    check_num_episodes(num_episodes)
     agent = load_agent(path, best=best)
     return get_algorithm_spec(agent.config.algo).evaluate_fn(agent, num_episodes)
 
