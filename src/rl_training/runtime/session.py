@@ -66,7 +66,9 @@ class SavedProgress:
     def from_state(cls, state: dict[str, Any]) -> "SavedProgress":
         """Out of a checkpoint's trainer state."""
         values = {name: state[name] for name in cls.__dataclass_fields__}
-        return cls(**{**values, "episodes": tuple(Episode(*episode) for episode in state["episodes"])})
+        values["episodes"] = tuple(Episode(*episode) for episode in state["episodes"])
+        values["last_obs"] = None if state["last_obs"] is None else state["last_obs"].numpy()
+        return cls(**values)
 
     def forked(self) -> "SavedProgress":
         """For a new directory, where the parent's best checkpoint does not lie."""
