@@ -2,6 +2,8 @@
 
 import os
 import signal
+import tracemalloc
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,10 @@ from rl_training.envs.vector import AnyEnv, AsyncEpisodeVectorEnv, EpisodeVector
 from rl_training.errors import EnvironmentSetupError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.validation import nearest_name
+from rl_training.memory import check_memory
+
+_SURELY_FIT = 64  # so many copies are built without being measured first
+_WORKER_BYTES = 30 * 2**20  # an interpreter with NumPy and Gymnasium
 
 # Which extra of this package brings the simulator that an environment's module needs.
 _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "atari": "atari"}
@@ -27,6 +33,8 @@ def make_env(config: TrainConfig, env_index: int) -> AnyEnv:
 
 def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
     """`num_envs` copies behind one interface, autoreset off; the caller closes it."""
+    if config.num_envs > _SURELY_FIT:
+        check_memory(config.num_envs * _env_bytes(config), f"lower num_envs={config.num_envs}")
     if config.vectorization == "sync":
         env_fn = partial(_make, config.env_id, config.env_kwargs)
         return SyncEpisodeVectorEnv([env_fn] * config.num_envs, config.seed)
@@ -39,6 +47,18 @@ def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
             f"{config.env_id} does not run in processes ({_first_line(error)}); "
             "supported observation spaces: Box and Discrete"
         ) from error
+
+
+def _env_bytes(config: TrainConfig) -> int:
+    """A lower bound: what one copy takes in Python's own memory, and its process if it gets one."""
+    tracemalloc.start()
+    try:
+        with closing(_make(config.env_id, config.env_kwargs)) as env:
+            env.reset(seed=0)
+            traced, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return traced + (_WORKER_BYTES if config.vectorization == "async" else 0)
 
 
 def _make(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:

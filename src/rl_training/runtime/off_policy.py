@@ -13,8 +13,9 @@ from rl_training.data.sampling import Sampler
 from rl_training.envs.factory import make_env
 from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.config import TrainConfig
+from rl_training.memory import check_memory
 from rl_training.runtime.collector import collect_transitions
-from rl_training.runtime.plan import TrainingPlan, check_memory, count_events
+from rl_training.runtime.plan import TrainingPlan, count_events
 from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.wiring import Wiring
 

@@ -4,9 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-import psutil
-
-from rl_training.errors import ConfigError
 from rl_training.experiment.schedules import crosses
 
 
@@ -39,10 +36,3 @@ def count_regular_events(interval: int, size: int, iterations: int) -> int:
         return iterations
     total = size * iterations
     return total // interval + (0 if crosses(interval, total - size, total) else 1)
-
-
-def check_memory(num_bytes: int, remedy: str) -> None:
-    """Refuse, before allocating, what does not fit into the memory that is free now."""
-    free = psutil.virtual_memory().available
-    if num_bytes > free:
-        raise ConfigError(f"{num_bytes / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB free: {remedy}")

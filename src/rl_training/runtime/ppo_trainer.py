@@ -11,9 +11,10 @@ from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import make_env
 from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.config import TrainConfig, resolve_params
+from rl_training.memory import check_memory
 from rl_training.policies.actor_critic import ActorCritic
 from rl_training.runtime.on_policy import run_on_policy
-from rl_training.runtime.plan import TrainingPlan, check_memory, count_regular_events
+from rl_training.runtime.plan import TrainingPlan, count_regular_events
 from rl_training.runtime.run_utils import resolve_device
 from rl_training.runtime.session import TrainingParts
 from rl_training.runtime.wiring import Wiring, build_train_fn
