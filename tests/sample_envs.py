@@ -44,7 +44,24 @@ class SeedEnv(CountingEnv):
         return self.shown, {}
 
 
+class EchoEnv(gymnasium.Env[Any, Any]):
+    """Shows the action it received last: of `kind` "box" with asymmetric bounds, or "discrete" and counted from 5."""
+
+    def __init__(self, kind: str = "box") -> None:
+        box = spaces.Box(np.array([0.0, -3.0], np.float32), np.array([1.0, 10.0], np.float32))
+        self.action_space: spaces.Space[Any] = box if kind == "box" else spaces.Discrete(3, start=5)
+        self.observation_space = spaces.Box(-np.inf, np.inf, box.shape if kind == "box" else (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        return np.zeros(self.observation_space.shape or (), np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.array(action, np.float32).reshape(self.observation_space.shape or ()), 0.0, False, False, {}
+
+
 gymnasium.register("tests/Counting-v0", f"{__name__}:CountingEnv")
+gymnasium.register("tests/Echo-v0", f"{__name__}:EchoEnv")
 gymnasium.register("tests/Seed-v0", f"{__name__}:SeedEnv")
 
 

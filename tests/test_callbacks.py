@@ -10,6 +10,8 @@ import pytest
 from conftest import MakeConfig
 from gymnasium import spaces
 
+from rl_training.algorithms.ppo import PPOLearner
+from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import ConfigError, TrainingInterrupted
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.config import TrainConfig
@@ -143,7 +145,7 @@ class Kill(Callback):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_ends_the_run(make_config: MakeConfig, number: int) -> None:
-    config, recorder = make_config(total_timesteps=10_000), Recorder()
+    config, recorder = make_config(total_timesteps=10_000, eval_interval=0), Recorder()
     handler = signal.getsignal(number)
     with pytest.raises(TrainingInterrupted) as caught:
         train(config, Kill(number), recorder)
@@ -154,6 +156,7 @@ def test_a_signal_saves_and_ends_the_run(make_config: MakeConfig, number: int) -
     assert read_metadata(context_of(run_dir))["status"] == "interrupted"
     assert load_checkpoint(find_checkpoint(run_dir)).trainer_state["global_step"] == 64
     assert recorder.events[-1] == "on_train_end"
+    assert "on_eval_end" not in recorder.events  # who interrupts does not want to wait for it
 
 
 def test_a_second_signal_stops_at_once(make_config: MakeConfig) -> None:
@@ -174,21 +177,47 @@ def test_training_outside_the_main_thread_leaves_signals_alone(make_config: Make
     assert results[0].status == "completed"
 
 
-def test_an_interruption_in_mid_rollout_keeps_the_steps_and_resumes_with_them(make_config: MakeConfig) -> None:
-    """The signal arrives from inside the env's third step, so the rollout is stopped after it."""
+@pytest.fixture
+def interrupted_run(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The signal arrives from inside the env's third step, so the rollout of 16 is stopped after it."""
+    monkeypatch.setattr(InterruptingEnv, "steps_of_all", 0)
     config = make_config(env_id="tests/Interrupting-v0", num_envs=1, algo_kwargs={"minibatch_size": 16})
     with pytest.raises(TrainingInterrupted):
         train(config)
     (run_dir,) = config.output_dir.iterdir()
-    saved = load_checkpoint(find_checkpoint(run_dir))
+    return run_dir
+
+
+def test_an_interruption_in_mid_rollout_keeps_the_steps_and_resumes_with_them(interrupted_run: Path) -> None:
+    saved = load_checkpoint(find_checkpoint(interrupted_run))
     assert saved.trainer_state["global_step"] == saved.buffer_state["position"] == 3
-    result = resume_training(run_dir)
+    result = resume_training(interrupted_run)
     assert result.metrics["global_step"] == 128
     assert result.metrics["num_updates"] == 8 * 2
 
 
+def test_the_episode_that_an_interruption_gave_up_is_cut_and_not_joined_to_the_next(
+    interrupted_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endings: list[Any] = []
+    following: list[list[float]] = []
+    compute = PPOLearner.compute_advantages
+
+    def watch(learner: PPOLearner, rollout: RolloutBuffer, last_obs: Any) -> None:
+        endings.append((rollout.dones[:, 0].nonzero().flatten().tolist(), rollout.truncated.nonzero()[:, 0].tolist()))
+        following.append(rollout.truncated_last_obs().flatten().tolist())
+        compute(learner, rollout, last_obs)
+
+    monkeypatch.setattr(PPOLearner, "compute_advantages", watch)
+    resume_training(interrupted_run)
+    # Episodes have 5 steps; the first was given up after its third, whose observation shows 0.3.
+    assert endings[0] == ([2, 7, 12], [2])
+    assert following[0] == pytest.approx([0.3])
+    assert endings[1] == ([1, 6, 11], [])
+
+
 class InterruptingEnv(gymnasium.Env[Any, Any]):
-    """Sends SIGINT to its own process with the third step it ever takes."""
+    """Sends SIGINT to its own process with the third step it ever takes; shows a tenth of its step."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,))
     action_space = spaces.Discrete(2)
@@ -204,7 +233,7 @@ class InterruptingEnv(gymnasium.Env[Any, Any]):
         InterruptingEnv.steps_of_all += 1
         if InterruptingEnv.steps_of_all == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return np.zeros(1, np.float32), 1.0, self.steps == 5, False, {}
+        return np.full(1, self.steps / 10, np.float32), 1.0, self.steps == 5, False, {}
 
 
 gymnasium.register("tests/Interrupting-v0", f"{__name__}:InterruptingEnv")

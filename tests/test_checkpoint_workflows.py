@@ -62,6 +62,32 @@ def test_counters_and_schedules_go_on_where_they_were(make_config: MakeConfig) -
     assert resumed.metrics["num_updates"] == straight.metrics["num_updates"]
 
 
+def test_a_run_in_two_parts_ends_with_the_weights_of_one(make_config: MakeConfig) -> None:
+    """An env of one step that always shows the same number, so that no episode is given up in between."""
+    params = {"learning_rate": {"schedule": "linear", "start": 1e-2}, "clip_coef": {"schedule": "linear", "start": 0.3}}
+    config = make_config(env_id="rl_training/ActionRewardProbe-v0", total_timesteps=256, algo_kwargs=params)
+    straight = train_ppo(config)
+    resumed = resume_training(straight.checkpoint_path.parent / "step_192.pt")
+    one, two = (load_checkpoint(result.checkpoint_path) for result in (straight, resumed))
+    for name, weights in one.algorithm_state["policy"]["params"].items():
+        assert torch.equal(weights, two.algorithm_state["policy"]["params"][name])
+    assert straight.metrics == resumed.metrics
+    logged, logged_again = one.trainer_state["metrics"], two.trainer_state["metrics"]
+    assert logged_again == {**logged, "time/fps": logged_again["time/fps"]}
+    # 64 steps of each env are 64 episodes; resuming begins one more, and none a second time.
+    assert one.trainer_state["envs"]["episode_numbers"] == [64] * 4
+    assert two.trainer_state["envs"]["episode_numbers"] == [65] * 4
+
+
+def test_intervals_go_on_where_they_were(make_config: MakeConfig) -> None:
+    config = make_config(total_timesteps=256, log_interval=100, eval_interval=100, keep_checkpoints=10)
+    straight = train_ppo(config)
+    resumed = resume_training(straight.checkpoint_path.parent / "step_128.pt")
+    steps = [[row["step"] for row in read_metrics(context_of(result.run_dir))] for result in (straight, resumed)]
+    # A training and an evaluation line where 100, 200 and the end are reached; 192 is none of them.
+    assert steps == [[128, 128, 256, 256], [256, 256]]
+
+
 def test_resuming_takes_over_optimizer_and_streams(make_config: MakeConfig) -> None:
     result = train_ppo(make_config())
     saved = load_checkpoint(result.checkpoint_path)

@@ -1,23 +1,28 @@
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-import sample_envs  # noqa: F401  (registers the envs)
 import torch
 from conftest import MakeConfig
+from sample_envs import CountingEnv
 
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import make_vector_env
+from rl_training.envs.vector import SyncEpisodeVectorEnv
 from rl_training.runtime.collector import Collection, CollectResult, collect_rollout
 from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
 
 
-def collect(make_config: MakeConfig, num_steps: int = 8, **changes: Any) -> tuple[CollectResult, RolloutBuffer]:
-    """A rollout of `tests/Counting-v0`, whose observations are (episode number, step)."""
-    config = make_config(
-        env_id="tests/Counting-v0", num_envs=2, algo_kwargs={"num_steps": num_steps, "minibatch_size": 4}, **changes
-    )
-    envs = make_vector_env(config)
+def collect(
+    make_config: MakeConfig, num_steps: int = 8, limits: tuple[int, ...] = (), **changes: Any
+) -> tuple[CollectResult, RolloutBuffer]:
+    """A rollout of `tests/Counting-v0`, whose observations are (episode number, step); `limits` by env, or all 3."""
+    values = {"env_id": "tests/Counting-v0", "num_envs": 2, **changes}
+    values["algo_kwargs"] = {"num_steps": num_steps, "minibatch_size": 4, "log_std_init": 1.0}
+    config = make_config(**values)
+    env_fns = [partial(CountingEnv, limit) for limit in limits]
+    envs = SyncEpisodeVectorEnv(env_fns, config.seed) if env_fns else make_vector_env(config)
     learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
     rollout = build_rollout(config, learner)
     obs, _ = envs.reset()
@@ -38,11 +43,33 @@ def test_stored_steps_are_exactly_those_the_envs_took(make_config: MakeConfig, v
     assert (result.num_env_steps, result.num_episodes) == (16, 4)
 
 
-def test_a_time_limit_keeps_the_true_last_observation(make_config: MakeConfig) -> None:
-    _, rollout = collect(make_config, env_kwargs={"ending": "truncated"})
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_time_limit_keeps_the_true_last_observation(make_config: MakeConfig, vectorization: str) -> None:
+    _, rollout = collect(make_config, env_kwargs={"ending": "truncated"}, vectorization=vectorization)
     assert rollout.truncated[:, 0].tolist() == [False, False, True] * 2 + [False, False]
+    assert torch.equal(rollout.dones, rollout.truncated)  # it ends the episode all the same
     # In the order of (step, env): episode 0 of both envs, then episode 1, each with step 3.
     assert rollout.truncated_last_obs().tolist() == [[0.0, 3.0], [0.0, 3.0], [1.0, 3.0], [1.0, 3.0]]
+
+
+def test_an_ending_resets_its_own_env_alone(make_config: MakeConfig) -> None:
+    _, rollout = collect(make_config, num_steps=6, limits=(2, 3))
+    assert rollout.obs[:, 0].tolist() == [[episode, step] for episode in range(3) for step in range(2)]
+    assert rollout.obs[:, 1].tolist() == [[episode, step] for episode in range(2) for step in range(3)]
+
+
+def test_the_rollout_keeps_drawn_actions_and_the_env_receives_them_inside_its_bounds(make_config: MakeConfig) -> None:
+    _, rollout = collect(make_config, env_id="tests/Echo-v0")
+    drawn, received = rollout.actions[:-1].numpy(), rollout.obs[1:].numpy()
+    assert np.abs(drawn).max() > 1.5  # -1 and 1 stand for the bounds [0, -3] and [1, 10]
+    assert received[..., 0] == pytest.approx(np.clip(0.5 + 0.5 * drawn[..., 0], 0.0, 1.0))
+    assert received[..., 1] == pytest.approx(np.clip(3.5 + 6.5 * drawn[..., 1], -3.0, 10.0))
+
+
+def test_the_rollout_counts_discrete_actions_from_0_wherever_the_space_starts(make_config: MakeConfig) -> None:
+    _, rollout = collect(make_config, env_id="tests/Echo-v0", env_kwargs={"kind": "discrete"})
+    assert set(rollout.actions.flatten().tolist()) == {0, 1, 2}
+    assert torch.equal(rollout.obs[1:, :, 0], rollout.actions[:-1] + 5.0)
 
 
 def test_terminated_and_truncated_together_do_not_bootstrap(make_config: MakeConfig) -> None:

@@ -96,8 +96,12 @@ def test_a_masked_reset_leaves_the_other_envs_alone(make_config: MakeConfig, vec
 def test_arrays_that_an_env_writes_again_change_nothing_returned(make_config: MakeConfig, vectorization: str) -> None:
     envs = make_vector_env(make_config(env_id="tests/Counting-v0", num_envs=1, vectorization=vectorization))
     kept = [envs.reset()[0]]
-    kept += [envs.step(np.array([0]))[0] for _ in range(3)]
-    kept.append(envs.reset(options={"reset_mask": np.array([True])})[0])
+    kept += [envs.step(np.array([0]))[0] for _ in range(2)]
+    last, rewards, terminated, _, infos = envs.step(np.array([0]))
+    kept += [last, envs.reset(options={"reset_mask": np.array([True])})[0]]
+    envs.step(np.array([1]))
+    assert (rewards.tolist(), terminated.tolist()) == ([1.0], [True])
+    assert (infos["episode"]["r"].tolist(), infos["episode"]["l"].tolist()) == ([3.0], [3])
     assert [row[0].tolist() for row in kept] == [[0.0, 0.0], [0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [1.0, 0.0]]
     envs.close()
 

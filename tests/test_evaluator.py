@@ -5,7 +5,7 @@ import pytest
 import sample_envs  # noqa: F401  (registers the envs)
 from conftest import MakeConfig
 
-from rl_training.envs.factory import make_env
+from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.runtime.evaluator import Evaluator, play_episodes
 
 
@@ -47,17 +47,29 @@ def test_long_and_short_episodes_count_alike(make_config: MakeConfig) -> None:
     assert sorted(episode.length for episode in finished) == [2, 9]
 
 
-def test_an_evaluation_repeats_itself_and_differs_from_one_at_another_step(make_config: MakeConfig) -> None:
-    def first_observations(evaluator: Evaluator, step: int) -> list[float]:
-        policy = AlwaysOne()
-        evaluator.evaluate(policy, 4, step)
-        return sorted(policy.batches[0][:, 0].tolist())
+def episode_numbers(evaluator: Evaluator, step: int) -> list[float]:
+    """What `tests/Seed-v0` draws in the 20 episodes of an evaluation, which are more than its envs."""
+    policy = AlwaysOne()
+    evaluator.evaluate(policy, 20, step)
+    return sorted({float(number) for batch in policy.batches for number in batch[:, 0]})
 
+
+def test_an_evaluation_repeats_itself_and_differs_from_one_at_another_step(make_config: MakeConfig) -> None:
     evaluator = Evaluator(make_config(env_id="tests/Seed-v0"))
-    numbers = first_observations(evaluator, step=100)
-    assert first_observations(evaluator, step=100) == numbers
-    assert first_observations(Evaluator(make_config(env_id="tests/Seed-v0")), step=100) == numbers
-    assert not set(first_observations(evaluator, step=200)) & set(numbers)
+    numbers = episode_numbers(evaluator, step=100)
+    assert len(numbers) == 20
+    assert episode_numbers(evaluator, step=100) == numbers
+    assert episode_numbers(Evaluator(make_config(env_id="tests/Seed-v0")), step=100) == numbers
+    assert not set(episode_numbers(evaluator, step=101)) & set(numbers)
+
+
+def test_evaluation_episodes_are_neither_those_of_training_nor_those_of_another_run(make_config: MakeConfig) -> None:
+    config = make_config(env_id="tests/Seed-v0", num_envs=20)
+    numbers = set(episode_numbers(Evaluator(config), step=0))
+    envs = make_vector_env(config)
+    trained = {float(number) for _ in range(20) for number in envs.reset()[0][:, 0]}
+    assert not trained & numbers
+    assert not set(episode_numbers(Evaluator(make_config(env_id="tests/Seed-v0", seed=8)), step=0)) & numbers
 
 
 @pytest.mark.parametrize("episodes", [1, 16, 17, 40])

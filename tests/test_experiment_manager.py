@@ -16,6 +16,18 @@ def test_setup_gives_a_trainer_that_trains_once(make_config: MakeConfig) -> None
         trainer.train()
 
 
+def test_a_trainer_that_failed_does_not_silently_start_over(make_config: MakeConfig) -> None:
+    class Fail(Callback):
+        def on_update_end(self, trainer: Any, result: Any) -> None:
+            raise RuntimeError("failed")
+
+    trainer = DefaultExperimentManager().setup(make_config(), callbacks=[Fail()])
+    with pytest.raises(RuntimeError, match="failed"):
+        trainer.train()
+    with pytest.raises(TrainingStateError, match="resume its run directory"):
+        trainer.train()
+
+
 def test_setup_refuses_a_config_that_cannot_train_and_makes_nothing(make_config: MakeConfig) -> None:
     manager = DefaultExperimentManager()
     for changes in ({"algo": "pppo"}, {"algo_kwargs": {"gamma": 5}}, {"algo_kwargs": {"minibatch_size": 10_000}}):
@@ -40,8 +52,10 @@ def test_resume_hands_its_callbacks_on_and_continues_in_place(make_config: MakeC
 
     manager = DefaultExperimentManager()
     first = manager.setup(make_config()).train()
-    second = manager.resume(first.run_dir, total_timesteps=256, callbacks=[Watch()]).train()
-    assert second.run_dir == first.run_dir
+    trainer = manager.resume(first.run_dir, total_timesteps=256, callbacks=[Watch()])
+    assert trainer.train().run_dir == first.run_dir
+    with pytest.raises(TrainingStateError, match="trained already"):
+        trainer.train()
     assert seen == [192, 256]
     metadata = read_metadata(context_of(first.run_dir))
     assert [entry["step"] for entry in metadata["resumed"]] == [128]

@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from rl_training.policies.actor_critic import ActorCritic
 from rl_training.policies.distributions import LOG_STD, Categorical, DiagonalGaussian
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.flat import FlatLayout
-from rl_training.policies.mlp import NetworkSpec
+from rl_training.policies.mlp import MLP, Activation, NetworkSpec
 
 ASYMMETRIC = spaces.Box(np.array([0.0, -3.0], np.float32), np.array([1.0, 10.0], np.float32))
 
@@ -41,6 +42,12 @@ def test_gaussian_scores_as_torch_does_summed_over_dimensions() -> None:
     reference: Any = torch.distributions.Normal(outputs, log_std.exp())
     torch.testing.assert_close(logprobs, reference.log_prob(actions).sum(1))
     torch.testing.assert_close(entropies, reference.entropy().sum(1))
+
+
+def test_the_likeliest_action_is_the_highest_logit_or_the_mean() -> None:
+    outputs = np.array([[0.1, 2.0, -1.0], [0.3, 0.2, 0.1]], np.float32)
+    assert Categorical(spaces.Discrete(3)).mode(outputs).tolist() == [1, 0]
+    assert DiagonalGaussian(ASYMMETRIC).mode(outputs[:, :2]).tolist() == outputs[:, :2].tolist()
 
 
 def test_categorical_draws_with_the_probabilities_of_its_logits() -> None:
@@ -88,6 +95,27 @@ def test_acting_and_learning_see_the_same_network() -> None:
         policy.params.flat.mul_(2.0)  # what an update does: acting must see it without a copy
     doubled = policy.actor.forward(policy.params.tensors(), torch.from_numpy(obs)).numpy()
     assert policy.predict(obs) == pytest.approx(policy.to_env(doubled), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("activation", "outputs"),
+    [
+        ("relu", [3.25, 6.25]),  # hidden (1.5, 0) and (0, 2)
+        ("tanh", [2 * math.tanh(1.5) + 3 * math.tanh(-1) + 0.25, 2 * math.tanh(-1.5) + 3 * math.tanh(2) + 0.25]),
+    ],
+)
+def test_a_network_by_hand_in_torch_and_numpy(activation: Activation, outputs: list[float]) -> None:
+    network = MLP("net", [1, 2, 1], activation)
+    params = {
+        "net.0.weight": torch.tensor([[1.0], [-1.0]]),
+        "net.0.bias": torch.tensor([0.5, 0.0]),
+        "net.1.weight": torch.tensor([[2.0, 3.0]]),
+        "net.1.bias": torch.tensor([0.25]),
+    }
+    features = torch.tensor([[1.0], [-2.0]])
+    assert network.forward(params, features).flatten().tolist() == pytest.approx(outputs)
+    arrays = {name: param.numpy() for name, param in params.items()}
+    assert network.forward_array(arrays, features.numpy()).flatten().tolist() == pytest.approx(outputs)
 
 
 def test_initial_gains_are_sqrt_2_hidden_a_hundredth_actor_and_1_critic() -> None:

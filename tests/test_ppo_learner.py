@@ -1,14 +1,18 @@
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from rl_training.algorithms.ppo import LOSS_METRICS, PPOLearner
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.experiment.config import TrainConfig
+from rl_training.policies.distributions import LOG_STD
 from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
+from rl_training.streams import make_stream
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (3,))
 DISCRETE: spaces.Space[Any] = spaces.Discrete(3)
@@ -18,11 +22,12 @@ BOTH_KINDS = pytest.mark.parametrize("action_space", [DISCRETE, CONTINUOUS], ids
 STEPS, ENVS = 8, 4
 
 
-def make_learner(action_space: spaces.Space[Any] = DISCRETE, **params: Any) -> tuple[PPOLearner, RolloutBuffer]:
+def make_learner(
+    action_space: spaces.Space[Any] = DISCRETE, seed: int = 1, **params: Any
+) -> tuple[PPOLearner, RolloutBuffer]:
     kwargs = {"num_steps": STEPS, "minibatch_size": 8, "update_epochs": 3, "hidden_sizes": [16], **params}
-    config = TrainConfig(
-        algo="ppo", env_id="none", num_envs=ENVS, total_timesteps=1000, device="cpu", algo_kwargs=kwargs
-    )
+    values = {"env_id": "none", "seed": seed, "num_envs": ENVS, "total_timesteps": 1000, "device": "cpu"}
+    config = TrainConfig(algo="ppo", algo_kwargs=kwargs, **values)
     learner = build_ppo_learner(config, OBSERVATIONS, action_space)
     return learner, build_rollout(config, learner)
 
@@ -70,6 +75,71 @@ def test_bootstraps_come_from_the_values_of_the_true_last_observations() -> None
     assert rollout.returns[4, 1].item() == pytest.approx(rewards[4, 1].item(), abs=1e-5)
     assert rollout.returns[-1, 2].item() == pytest.approx(rewards[-1, 2].item() + 0.5 * after_rollout, abs=1e-5)
     assert rollout.returns[0, 3].item() == pytest.approx((rewards[0, 3] + 0.5 * values[1, 3]).item(), abs=1e-5)
+
+
+def test_a_rollout_gets_the_values_of_its_observations() -> None:
+    learner, rollout = make_learner()
+    fill(learner, rollout)
+    params = learner.policy.params.tensors()
+    values = learner.policy.values(params, rollout.obs.flatten(0, 1))
+    assert values.abs().max() > 0.1
+    torch.testing.assert_close(rollout.values.flatten(), values)
+
+
+def plain_update(learner: PPOLearner, rollout: RolloutBuffer, learning_rate: float, clip_coef: float) -> Any:
+    """Three epochs in plain torch: parameters apart, torch's own distributions, clipping and Adam."""
+    policy = learner.policy
+    params = {name: param.clone().requires_grad_() for name, param in policy.params.tensors().items()}
+    optimizer = torch.optim.Adam(params.values(), lr=learning_rate, eps=1e-5)
+    obs, actions = rollout.obs.flatten(0, 1), rollout.actions.flatten(0, 1)
+    advantages, returns = rollout.advantages.flatten(), rollout.returns.flatten()
+
+    def network(name: str) -> Tensor:
+        hidden = torch.tanh(obs @ params[f"{name}.0.weight"].T + params[f"{name}.0.bias"])
+        return hidden @ params[f"{name}.1.weight"].T + params[f"{name}.1.bias"]
+
+    def distribution() -> Any:
+        outputs: Any = network("actor")
+        if LOG_STD not in params:
+            return torch.distributions.Categorical(logits=outputs)
+        return torch.distributions.Independent(torch.distributions.Normal(outputs, params[LOG_STD].exp()), 1)
+
+    old_logprobs, old_values = distribution().log_prob(actions).detach(), network("critic").squeeze(1).detach()
+    stream = make_stream(1, "minibatches")
+    for _ in range(3):
+        for index in torch.from_numpy(stream.permutation(STEPS * ENVS)).view(-1, 8):
+            ratios = (distribution().log_prob(actions) - old_logprobs)[index].exp()
+            scaled = (advantages[index] - advantages[index].mean()) / (advantages[index].std() + 1e-8)
+            surrogates = torch.min(ratios * scaled, ratios.clamp(1 - clip_coef, 1 + clip_coef) * scaled)
+            values = network("critic").squeeze(1)
+            limited = old_values + (values - old_values).clamp(-0.1, 0.1)
+            errors = torch.max((values - returns).square(), (limited - returns).square())[index]
+            loss = -surrogates.mean() + 0.25 * errors.mean() - 0.01 * distribution().entropy()[index].mean()
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(params.values(), 0.5)
+            optimizer.step()
+    return params
+
+
+@BOTH_KINDS
+def test_an_update_ends_with_the_weights_of_plain_torch(action_space: spaces.Space[Any]) -> None:
+    linear = {"schedule": "linear"}
+    learner, rollout = make_learner(
+        action_space,
+        learning_rate={**linear, "start": 0.04},
+        clip_coef={**linear, "start": 0.3},
+        clip_vf_coef=0.1,
+        ent_coef=0.01,
+    )
+    fill(learner, rollout)
+    expected = plain_update(learner, rollout, learning_rate=0.02, clip_coef=0.15)
+    metrics = learner.update(rollout, step=500).metrics  # of 1000: half of what the schedules started with
+    assert metrics["clip_fraction"] > 0.0
+    assert metrics["grad_norm"] > 0.5
+    updated = learner.policy.params.tensors()
+    for name, param in updated.items():
+        torch.testing.assert_close(param, expected[name].detach(), atol=1e-5, rtol=1e-5)
 
 
 def test_an_update_takes_epochs_times_minibatches_gradient_steps() -> None:
@@ -120,6 +190,7 @@ def test_adam_runs_with_the_small_epsilon_and_the_clipped_gradient() -> None:
 
 def test_the_buffer_keeps_the_unclipped_continuous_action() -> None:
     learner, rollout = make_learner(CONTINUOUS, log_std_init=2.0)
+    assert learner.policy.state_dict()["params"][LOG_STD].tolist() == [2.0, 2.0]
     fill(learner, rollout)
     assert rollout.actions.abs().max() > 1.0  # the policy's bounds are -1 and 1
     assert np.abs(learner.policy.to_env(rollout.actions.flatten(0, 1).numpy())).max() == 2.0
@@ -136,6 +207,36 @@ def test_a_learner_goes_on_from_its_state_bit_for_bit(action_space: spaces.Space
         fill(one, rollout)
         one.update(rollout, step=32)
     assert torch.equal(learner.policy.params.flat, copy.policy.params.flat)
+
+
+def test_a_saved_state_does_not_change_with_the_learner() -> None:
+    learner, rollout = make_learner()
+    fill(learner, rollout)
+    learner.update(rollout, step=0)
+    saved = learner.state_dict()
+    weights, stream = saved["policy"]["params"]["actor.0.weight"], saved["minibatch_stream"]
+    moments = saved["optimizer"]["state"][0]["exp_avg"]
+    kept = deepcopy((weights, moments, stream))
+    learner.update(rollout, step=32)
+    assert torch.equal(weights, kept[0])
+    assert torch.equal(moments, kept[1])
+    assert stream == kept[2] != learner.state_dict()["minibatch_stream"]
+
+
+def test_weights_acting_and_minibatch_order_follow_the_seed_each_by_a_stream_of_its_own() -> None:
+    learner, rollout = make_learner()
+    start, other = learner.state_dict(), make_learner(seed=2)[0].state_dict()
+    assert not torch.equal(start["policy"]["params"]["actor.0.weight"], other["policy"]["params"]["actor.0.weight"])
+    assert start["policy"]["acting_stream"] != other["policy"]["acting_stream"]
+    assert start["minibatch_stream"] != other["minibatch_stream"]
+    fill(learner, rollout)
+    acted = learner.state_dict()
+    assert acted["policy"]["acting_stream"] != start["policy"]["acting_stream"]
+    assert acted["minibatch_stream"] == start["minibatch_stream"]
+    learner.update(rollout, step=0)
+    learnt = learner.state_dict()
+    assert learnt["policy"]["acting_stream"] == acted["policy"]["acting_stream"]
+    assert learnt["minibatch_stream"] != acted["minibatch_stream"]
 
 
 @pytest.mark.parametrize("size", [1, 31])

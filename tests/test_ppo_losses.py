@@ -48,6 +48,10 @@ def test_normalised_advantages_are_finite_whatever_the_minibatch(advantages: lis
     assert torch.isfinite(normalize(torch.tensor(advantages))).all()
 
 
+def test_a_single_advantage_stays_as_it_is() -> None:
+    assert normalize(torch.tensor([3.0])).tolist() == [3.0]
+
+
 def test_normalised_advantages_have_mean_0_and_deviation_1() -> None:
     normalised = normalize(torch.tensor([1.0, 2.0, 3.0, 10.0]))
     assert normalised.mean().item() == pytest.approx(0.0, abs=1e-6)
@@ -89,6 +93,13 @@ def test_the_whole_loss_by_hand() -> None:
     ]
     assert loss.watched.tolist() == pytest.approx(expected, abs=1e-6)
     assert loss.total.item() == pytest.approx(expected[0])
+
+
+def test_the_loss_clips_values_around_those_of_the_rollout() -> None:
+    output, batch = output_and_batch()
+    loss = ppo_loss(output, batch, PPOParams(clip_vf_coef=0.5), clip_coef=0.2)
+    # Old values 0, new 1 and 3: limited to 0.5 both. Returns 2 and 0: the worse errors are 1.5 (limited) and 3 (free).
+    assert loss.watched[2].item() == pytest.approx(0.5 * (1.5**2 + 3.0**2) / 2)
 
 
 def test_advantages_are_normalised_within_the_minibatch() -> None:

@@ -106,8 +106,23 @@ def test_learning_again_needs_a_larger_budget_and_then_goes_on(make_config: Make
     assert second.metrics["global_step"] == 192
     assert second.metrics["num_updates"] == 3 * 4
     assert read_metadata(context_of(second.run_dir))["parent"]["run_id"] == first.run_dir.name
+    with pytest.raises(ConfigError, match="already trained for 192 steps"):
+        model.learn()
     loaded = PPO.load(second.checkpoint_path)
-    assert loaded.learn(total_timesteps=256).metrics["global_step"] == 256
+    third = loaded.learn(total_timesteps=256)
+    assert third.metrics["global_step"] == 256
+    assert read_metadata(context_of(third.run_dir))["parent"] == {"run_id": second.run_dir.name, "step": 192}
+
+
+def test_predictions_follow_what_was_learnt_last(make_config: MakeConfig) -> None:
+    model = PPO(make_config(env_id="Pendulum-v1", eval_episodes=0))
+    obs = np.ones((1, 3), np.float32)
+    predictions = [np.asarray(model.predict(obs)).item()]
+    for budget in (64, 128):
+        result = model.learn(total_timesteps=budget)
+        predictions.append(np.asarray(model.predict(obs)).item())
+        assert predictions[-1] == np.asarray(PPO.load(result.checkpoint_path).predict(obs)).item()
+    assert len(set(predictions)) == 3
 
 
 def test_loading_nonsense_is_one_clear_error(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_minibatch_order_is_a_function_of_the_generator_alone() -> None:
 
 def test_what_is_stored_does_not_change_with_the_array_it_came_from() -> None:
     rollout = RolloutBuffer(1, 1, (2,), ())
-    obs, last_obs = np.ones((1, 2)), np.full((1, 2), 5.0)
+    obs, last_obs = np.ones((1, 2), np.float32), np.full((1, 2), 5.0, np.float32)  # the dtype that needs no conversion
     rollout.add(obs=obs, actions=[0.0], rewards=[0.0], dones=[True], truncated=np.array([True]), last_obs=last_obs)
     obs[:], last_obs[:] = 7.0, 7.0
     assert rollout.obs.flatten().tolist() == [1.0, 1.0]
@@ -150,14 +150,26 @@ def test_a_full_rollout_refuses_more_until_it_is_reset() -> None:
     assert rollout.full
 
 
+def test_a_reset_rollout_forgets_the_time_limits_of_the_last_one() -> None:
+    rollout = filled([[1.0]], dones=[[True]], truncated=[[True]])
+    rollout.bootstrap_values[rollout.truncated] = torch.tensor([4.0])
+    rollout.reset()
+    rollout.add(obs=[[0.0]], actions=[0.0], rewards=[1.0], dones=[True], values=[0.0])  # final, at the same place
+    assert not rollout.truncated.any()
+    assert advantages(rollout, [9.0], 0.5, 1.0) == [1.0]  # not 1 + 0.5 * 4
+
+
 def test_a_half_filled_rollout_survives_a_round_trip() -> None:
     half = filled([[1.0, 2.0]], dones=[[True, False]], truncated=[[True, False]], num_steps=2)
+    state = half.state_dict()
+    half.rewards.zero_()  # what comes later is not in the state
     copy = RolloutBuffer(2, 2, (1,), ())
-    copy.load_state_dict(half.state_dict())
+    copy.load_state_dict(state)
     assert copy.position == 1
     assert not copy.full
-    assert torch.equal(copy.rewards[:1], half.rewards[:1])
-    assert torch.equal(copy.dones[:1], half.dones[:1])
+    assert copy.rewards[0].tolist() == [1.0, 2.0]
+    assert copy.dones[0].tolist() == [True, False]
+    assert copy.truncated[0].tolist() == [True, False]
     assert copy.truncated_last_obs().tolist() == [[100.0]]
 
 

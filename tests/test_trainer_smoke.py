@@ -27,6 +27,14 @@ def same_weights(left: TrainResult, right: TrainResult) -> bool:
     return all(torch.equal(weights(left)[name], value) for name, value in weights(right).items())
 
 
+def metrics_rows(result: TrainResult) -> list[dict[str, Any]]:
+    return read_metrics(context_of(result.run_dir))
+
+
+def saved_steps(result: TrainResult) -> list[int]:
+    return sorted(int(path.stem.removeprefix("step_")) for path in result.checkpoint_path.parent.glob("step_*.pt"))
+
+
 def test_a_run_leaves_config_metadata_metrics_and_checkpoints(make_config: MakeConfig) -> None:
     config = make_config(tags=["smoke"])
     result = train_ppo(config, run_suffix="here")
@@ -58,6 +66,7 @@ def test_metrics_carry_the_known_names_over_env_steps(make_config: MakeConfig) -
     expected = {"rollout/ep_rew_mean", "rollout/ep_len_mean", "time/total_timesteps", "train/approx_kl"}
     expected |= {"train/clip_fraction", "train/explained_variance", "train/entropy_loss", "train/learning_rate"}
     assert expected <= set(logged[-1])
+    assert [row["train/n_updates"] for row in logged] == [4, 8, 12, 16]
     evaluations = [row for row in rows if "eval/mean_reward" in row]
     assert [row["step"] for row in evaluations] == [64, 128, 192, 256]
 
@@ -108,20 +117,52 @@ def test_threads_are_given_back(make_config: MakeConfig) -> None:
     assert (seen, torch.get_num_threads()) == ([before + 1], before)
 
 
+def test_intervals_count_env_steps_and_come_round_at_the_first_rollout_that_reaches_them(
+    make_config: MakeConfig,
+) -> None:
+    """Rollouts end at 48, 96, ... 288: 100 is reached at 144, 150 at 192, 200 at 240; the end counts too."""
+    config = make_config(
+        total_timesteps=288,
+        num_envs=3,
+        log_interval=200,
+        eval_interval=100,
+        checkpoint_interval=150,
+        checkpoint_seconds=0.0,
+    )
+    result = train_ppo(config)
+    rows = metrics_rows(result)
+    assert [row["step"] for row in rows if "time/fps" in row] == [240, 288]
+    assert [row["time/total_timesteps"] for row in rows if "time/fps" in row] == [240, 288]
+    assert [row["step"] for row in rows if "eval/mean_reward" in row] == [144, 240, 288]
+    assert saved_steps(result) == [192, 288]
+    plan = plan_ppo(config)
+    assert (plan.evaluations, plan.checkpoints) == (3, 2)
+
+
+def test_annealing_begins_with_the_first_rollout_and_counts_env_steps(make_config: MakeConfig) -> None:
+    linear = {"schedule": "linear", "start": 1e-3}
+    result = train_ppo(make_config(total_timesteps=256, algo_kwargs={"learning_rate": linear}))
+    rates = {row["step"]: row["train/learning_rate"] for row in metrics_rows(result) if "time/fps" in row}
+    # A rollout of 64 learns with the rate of its first step.
+    assert rates == pytest.approx({64: 1e-3, 128: 7.5e-4, 192: 5e-4, 256: 2.5e-4})
+
+
 class CountingCallback(Callback):
     """Counts what really happened."""
 
     def __init__(self) -> None:
-        self.env_steps = self.gradient_steps = self.rollouts = self.evaluations = 0
+        self.env_steps = self.episodes = self.gradient_steps = self.rollouts = self.evaluations = 0
 
     def on_collect_end(self, trainer: Any, result: Any) -> None:
         self.env_steps += result.num_env_steps
+        self.episodes += result.num_episodes
         self.rollouts += 1
 
     def on_update_end(self, trainer: Any, result: Any) -> None:
         self.gradient_steps += result.num_gradient_steps
         assert trainer.num_updates == self.gradient_steps
         assert trainer.global_step == self.env_steps
+        assert trainer.num_episodes == self.episodes
 
     def on_eval_end(self, trainer: Any, metrics: Any) -> None:
         self.evaluations += 1
@@ -169,9 +210,62 @@ def test_the_best_checkpoint_is_the_best_evaluation(make_config: MakeConfig) -> 
     assert best.trainer_state["global_step"] == min(step for value, step in evaluations if value == best_return)
 
 
-def test_wall_time_alone_makes_checkpoints(make_config: MakeConfig) -> None:
-    result = train_ppo(make_config(checkpoint_interval=0, checkpoint_seconds=1e-6))
-    assert (result.checkpoint_path.parent / "step_64.pt").exists()
+def test_a_checkpoint_knows_the_evaluation_of_its_own_step(make_config: MakeConfig) -> None:
+    result = train_ppo(make_config())
+    evaluated = {row["step"]: row["eval/mean_reward"] for row in metrics_rows(result) if "eval/mean_reward" in row}
+    for step in (64, 128):
+        saved = load_checkpoint(result.checkpoint_path.parent / f"step_{step}.pt")
+        assert saved.metadata["metrics"]["eval_return_mean"] == evaluated[step]
+
+
+def test_the_best_checkpoint_stays_until_an_evaluation_beats_it_also_after_resuming(make_config: MakeConfig) -> None:
+    """Every evaluation of this env gives 1, so the first one stays the best."""
+    result = train_ppo(make_config(env_id="rl_training/ConstantRewardProbe-v0"))
+    best = result.checkpoint_path.parent / "best.pt"
+    assert load_checkpoint(best).trainer_state["global_step"] == 64
+    resume_training(result.run_dir, total_timesteps=256)
+    assert load_checkpoint(best).trainer_state["global_step"] == 64
+
+
+class TenSecondsPerUpdate(Callback):
+    """A clock that only updates move on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+
+    def on_update_end(self, trainer: Any, result: Any) -> None:
+        self.now += 10.0
+
+
+def test_wall_time_alone_makes_checkpoints(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(total_timesteps=320, checkpoint_interval=0, checkpoint_seconds=15.0, keep_checkpoints=9)
+    result = train_ppo(config, callbacks=[TenSecondsPerUpdate(monkeypatch)])
+    # Rollouts end after 10, 20, ... 50 s: due after 20 s, 20 s after that, and at the end.
+    assert saved_steps(result) == [128, 256, 320]
+
+
+def test_the_rate_counts_the_steps_since_the_last_line_also_after_resuming(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = TenSecondsPerUpdate(monkeypatch)
+    result = train_ppo(make_config(), callbacks=[clock])
+    resume_training(result.run_dir, total_timesteps=256, callbacks=[clock])
+    assert [row["time/fps"] for row in metrics_rows(result) if "time/fps" in row] == [6] * 4  # 64 steps in 10 s
+
+
+def test_the_training_return_is_the_mean_of_the_last_100_episodes(make_config: MakeConfig) -> None:
+    returns: list[float] = []
+    logged: list[float] = []
+
+    class Watch(Callback):
+        def on_collect_end(self, trainer: Any, result: Any) -> None:
+            returns.extend(episode.episode_return for episode in result.episodes)
+            logged.append(trainer.metrics["rollout/ep_rew_mean"])
+
+    train_ppo(make_config(env_id="rl_training/ActionRewardProbe-v0", total_timesteps=192), callbacks=[Watch()])
+    assert len(returns) == 192  # one per step: 64 for each rollout
+    assert logged == pytest.approx([np.mean(returns[:64]), np.mean(returns[28:128]), np.mean(returns[92:])])
 
 
 def bad_configs() -> list[tuple[dict[str, Any], type[RLTrainingError]]]:
