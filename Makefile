@@ -22,8 +22,9 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Trains the shipped presets over several seeds and compares with what they promise; takes a few minutes.
+# Trains shipped presets over several seeds and compares with what they promise; takes about two hours of CPU time.
 learning: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[mujoco]"
 	$(BIN)/python benchmarks/learning.py --output benchmarks/results/learning.json
 
 clean:

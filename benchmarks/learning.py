@@ -1,8 +1,8 @@
 """Trains the shipped presets over several seeds and compares with what they promise.
 
-`python benchmarks/learning.py` runs every claim, two seeds at a time, prints a table, and exits with 1 when a claim does
-not hold. `--output` keeps each claim in a JSON file as soon as it is tried, with the versions beside it; claims of other
-presets that the file holds stay there.
+`python benchmarks/learning.py` runs every claim, two seeds at a time, prints a table, and exits with 1 when a claim
+does not hold. `--output` keeps each claim in a JSON file as soon as it is tried, with the versions beside it; claims of
+other presets that the file holds stay there.
 """
 
 import argparse
