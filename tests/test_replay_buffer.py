@@ -196,3 +196,25 @@ def test_prioritised_draws_go_on_from_their_state() -> None:
     first.update(np.arange(6), np.arange(1.0, 7.0))
     second.load_state_dict(first.state_dict())
     assert np.array_equal(first.draw(20, 6).rows, second.draw(20, 6).rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=["rows", "images"])
+def test_a_cut_ends_the_running_episodes_so_that_no_return_reaches_beyond(dtype: torch.dtype) -> None:
+    buffer = ReplayBuffer(8, (1,), (), num_envs=2, obs_dtype=dtype, n_step=3, gamma=1.0)
+    for step in (1, 2):
+        numbers = np.array([[step], [10 + step]])
+        dones = [False, step == 2]
+        buffer.add(obs=numbers, actions=[0, 0], rewards=numbers[:, 0], next_obs=numbers + 100, dones=dones)
+    buffer.cut()
+    numbers = np.array([[50], [60]])
+    buffer.add(obs=numbers, actions=[0, 0], rewards=numbers[:, 0], next_obs=numbers + 100, dones=[False, False])
+    batch = drawn(buffer, [0, 1, 2, 3])
+    assert batch["rewards"].tolist() == [1 + 2, 11 + 12, 2, 12]
+    assert batch["next_obs"][:, 0].tolist() == [102, 112, 102, 112]
+    assert batch["discounts"].tolist() == [1.0, 0.0, 1.0, 0.0]  # the cut keeps its bootstrap, the termination does not
+
+
+def test_cutting_an_empty_buffer_changes_nothing() -> None:
+    buffer = ReplayBuffer(4, (1,), (1,))
+    buffer.cut()
+    assert len(buffer) == 0

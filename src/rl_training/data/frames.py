@@ -37,6 +37,10 @@ class FrameStore:
             if not self._ended[before]:  # this row now shows what came after it
                 self._beyond.pop(before, None)
 
+    def cut(self, rows: Index) -> None:
+        """Note that these rows will have no successor of their own episode."""
+        self._ended[rows] = True
+
     def read(self, rows: Index) -> tuple[Tensor, Tensor]:
         """Observations and next observations of `rows`."""
         index = torch.from_numpy(rows)

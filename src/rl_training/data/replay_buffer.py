@@ -85,6 +85,14 @@ class ReplayBuffer:
         self._head = (self._head + count) % self.capacity
         self._size = min(self._size + count, self.capacity)
 
+    def cut(self) -> None:
+        """Treat the running episodes as truncated after their newest step, because they will not be continued."""
+        newest = (self._head - 1 - np.arange(min(self.num_envs, self._size))) % self.capacity
+        columns = {name: self._array[:, self._columns[name]] for name in ("dones", "truncated")}
+        columns["truncated"][newest] = np.maximum(columns["truncated"][newest], 1.0 - columns["dones"][newest])
+        if self._frames:
+            self._frames.cut(newest)
+
     def sample(self, batch_size: int) -> dict[str, Tensor]:
         """A batch drawn with replacement.
 

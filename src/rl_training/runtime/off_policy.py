@@ -26,6 +26,7 @@ def run_off_policy(
     session: TrainingSession, envs: EpisodeVectorEnv, learner: OffPolicyLearner, replay: ReplayBuffer
 ) -> None:
     """Train until the session is finished. A vector step counts `num_envs` env steps, so the budget may be passed."""
+    replay.cut()  # resumed: the episodes that were running are given up
     obs = session.first_obs
     while not session.finished:
         before = session.state.global_step
