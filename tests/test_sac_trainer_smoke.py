@@ -54,7 +54,9 @@ def test_a_temperature_is_auto_or_positive(make_config: MakeConfig, alpha: Any) 
 
 def test_discrete_actions_are_refused_with_what_is_supported(make_config: MakeConfig) -> None:
     config = make_config(algo="sac", env_id="CartPole-v1")
-    with pytest.raises(EnvironmentSetupError, match="not supported by sac; supported: Box with finite bounds"):
+    with pytest.raises(
+        EnvironmentSetupError, match="not supported by sac; supported: Box of floats with finite bounds"
+    ):
         train_sac(config)
     assert not config.output_dir.exists()
 

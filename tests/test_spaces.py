@@ -9,12 +9,13 @@ import pytest
 from conftest import MakeConfig
 from gymnasium import spaces
 
-from rl_training import PPO
+from rl_training import PPO, SAC
 from rl_training.errors import EnvironmentSetupError
 from rl_training.experiment.default_manager import DefaultExperimentManager
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.policies.distributions import SUPPORTED_ACTIONS
 from rl_training.policies.encoders import SUPPORTED_OBSERVATIONS
-from rl_training.runtime.ppo_trainer import plan_ppo, train_ppo
+from rl_training.runtime.ppo_trainer import train_ppo
 
 AnySpace = spaces.Space[Any]
 Register = Callable[[AnySpace, AnySpace], str]
@@ -117,11 +118,12 @@ def test_ppo_trains_with_these_actions(name: str, register: Register, make_confi
         assert np.shape(action) == space.shape
 
 
-def refusal(env_id: str, make_config: MakeConfig, **changes: Any) -> str:
+def refusal(env_id: str, make_config: MakeConfig, algo: str = "ppo", **changes: Any) -> str:
     """The one message that planning and training both give, before any directory is made."""
-    config = make_config(env_id=env_id, **changes)
+    config = make_config(algo=algo, env_id=env_id, **changes)
+    spec = get_algorithm_spec(algo)
     messages = set()
-    for attempt in (train_ppo, plan_ppo):
+    for attempt in (spec.train_fn, spec.plan_fn):
         with pytest.raises(EnvironmentSetupError) as caught:
             attempt(config)
         messages.add(str(caught.value))
@@ -167,3 +169,58 @@ def test_a_space_that_processes_cannot_share_is_refused_too(register: Register, 
     ):
         train_ppo(config)
     assert not config.output_dir.exists()
+
+
+@pytest.mark.parametrize("name", OBSERVATIONS)
+@pytest.mark.parametrize(("algo", "action_space"), [("dqn", CHOICE), ("sac", VECTOR)])
+def test_off_policy_algorithms_train_on_these_observations(
+    algo: str, action_space: AnySpace, name: str, register: Register, make_config: MakeConfig
+) -> None:
+    config = make_config(algo=algo, env_id=register(OBSERVATIONS[name], action_space), num_envs=2, total_timesteps=48)
+    result = get_algorithm_spec(algo).train_fn(config)
+    assert result.metrics["num_updates"] == 4
+    assert result.metrics["eval_return_mean"] == EPISODE_LENGTH
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+@pytest.mark.parametrize(("algo", "action_space"), [("dqn", CHOICE), ("sac", VECTOR)])
+def test_off_policy_algorithms_refuse_other_observations(
+    algo: str, action_space: AnySpace, kind: str, register: Register, make_config: MakeConfig
+) -> None:
+    message = refusal(register(UNSUPPORTED[kind], action_space), make_config, algo)
+    assert f"observation space {kind} is not supported" in message
+    assert SUPPORTED_OBSERVATIONS in message
+
+
+DISCRETE_ONLY = {name: space for name, space in ACTIONS.items() if not isinstance(space, spaces.Discrete)}
+BOUNDED_ONLY = {
+    **{name: space for name, space in ACTIONS.items() if isinstance(space, spaces.Discrete)},
+    **{name: ACTIONS[name] for name in ("unbounded", "half bounded")},
+    "integers": OBSERVATIONS["integers"],
+}
+
+
+@pytest.mark.parametrize(
+    ("algo", "space"),
+    [
+        *[pytest.param("dqn", space, id=f"dqn {name}") for name, space in {**UNSUPPORTED, **DISCRETE_ONLY}.items()],
+        *[pytest.param("sac", space, id=f"sac {name}") for name, space in {**UNSUPPORTED, **BOUNDED_ONLY}.items()],
+    ],
+)
+def test_off_policy_algorithms_refuse_actions_they_cannot_take(
+    algo: str, space: AnySpace, register: Register, make_config: MakeConfig
+) -> None:
+    message = refusal(register(VECTOR, space), make_config, algo)
+    assert f"is not supported by {algo}; supported: " in message
+    assert "Use ppo" in message
+
+
+@pytest.mark.parametrize("name", ["scalar", "vector", "matrix", "float64"])
+def test_sac_trains_with_these_actions(name: str, register: Register, make_config: MakeConfig) -> None:
+    space = ACTIONS[name]
+    config = make_config(algo="sac", env_id=register(VECTOR, space), num_envs=2, total_timesteps=48)
+    model = SAC(config)
+    model.learn()
+    action = np.asarray(model.predict(np.ones(3, np.float32)))
+    assert space.contains(action.astype(space.dtype))
+    assert action.shape == space.shape

@@ -43,9 +43,10 @@ class SquashedActor:
         network: NetworkSpec,
         stream: np.random.Generator,
     ) -> None:
-        if not isinstance(action_space, spaces.Box) or not action_space.is_bounded():
+        scalable = isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
+        if not (isinstance(action_space, spaces.Box) and scalable and action_space.is_bounded()):
             raise EnvironmentSetupError(
-                f"action space {action_space} is not supported by sac; supported: Box with finite bounds. "
+                f"action space {action_space} is not supported by sac; supported: Box of floats with finite bounds. "
                 "Use ppo, or dqn for Discrete actions"
             )
         self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
