@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -6,10 +7,12 @@ import torch
 from gymnasium import spaces
 
 from rl_training.algorithms.dqn import DQNLearner, DQNParams, huber_loss, q_targets
+from rl_training.cli import load_config
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sampling import PrioritizedSampler, UniformSampler
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.dqn_trainer import build_dqn_learner
+from rl_training.experiment.sources import PRESETS_DIR
+from rl_training.runtime.dqn_trainer import build_dqn_learner, resolve_dqn_params
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (2,))
 
@@ -159,3 +162,12 @@ def test_a_learner_goes_on_from_its_state_bit_for_bit() -> None:
     assert torch.equal(learner._target, copy._target)
     obs = np.ones((50, 2), np.float32)
     assert np.array_equal(learner.act(obs, 30), copy.act(obs, 30))
+
+
+@pytest.mark.parametrize("preset", sorted((PRESETS_DIR / "dqn").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_presets_target_holds_still_for_many_gradient_steps(preset: Path) -> None:
+    """A sync interval taken from burst training, where many updates follow one another, would be far too short here."""
+    params = resolve_dqn_params(load_config(preset))
+    env_steps_per_sync = max(params.target_update_interval, params.train_frequency)
+    gradient_steps_per_sync = env_steps_per_sync / params.train_frequency * params.gradient_steps
+    assert gradient_steps_per_sync / params.tau >= 200

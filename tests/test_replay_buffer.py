@@ -218,3 +218,16 @@ def test_cutting_an_empty_buffer_changes_nothing() -> None:
     buffer = ReplayBuffer(4, (1,), (1,))
     buffer.cut()
     assert len(buffer) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=["rows", "images"])
+def test_what_is_stored_does_not_change_with_the_arrays_it_came_from(dtype: torch.dtype) -> None:
+    buffer = ReplayBuffer(4, (1,), (1,), obs_dtype=dtype)
+    given = {name: np.array([[3]], np.uint8) for name in ("obs", "next_obs", "actions")}
+    buffer.add(rewards=[0.0], dones=[False], **given)
+    for array in given.values():
+        array[:] = 9
+    batch = buffer.sample(1)
+    assert [batch[name].item() for name in given] == [3, 3, 3]
+    batch["obs"][:] = 7  # nor does a drawn batch reach back into the store
+    assert buffer.sample(1)["obs"].item() == 3
