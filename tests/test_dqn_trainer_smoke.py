@@ -6,7 +6,7 @@ from conftest import MakeConfig
 from rl_training.errors import EnvironmentSetupError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.runs import context_of, read_metadata, read_metrics
-from rl_training.runtime.dqn_trainer import train_dqn
+from rl_training.runtime.dqn_trainer import resolve_dqn_params, train_dqn
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
 
 
@@ -51,6 +51,7 @@ def test_schedules_counters_and_replay_go_on_where_they_were(make_config: MakeCo
     for step, row in later.items():
         for name in ("train/epsilon", "train/learning_rate", "train/n_updates"):
             assert row[name] == rows[step][name]
+        assert row["train/epsilon"] == resolve_dqn_params(config).epsilon(step, 256)
     before, after = load_checkpoint(middle).buffer_state, load_checkpoint(resumed.checkpoint_path).buffer_state
     assert (before["size"], after["size"], after["head"]) == (128, 200, 56)  # capacity 200: it has wrapped
     assert after["rows"][56:124].equal(before["rows"][56:124])

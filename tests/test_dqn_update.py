@@ -47,10 +47,9 @@ def test_targets_by_hand_plain_and_double() -> None:
 
 
 def test_the_loss_is_quadratic_up_to_1_and_linear_beyond() -> None:
-    errors = torch.tensor([0.5, -1.0, 3.0])
-    reference = torch.nn.functional.huber_loss(errors, torch.zeros(3), reduction="none")
-    assert huber_loss(errors, torch.ones(3)).item() == pytest.approx(reference.mean().item())
-    assert huber_loss(errors, torch.tensor([2.0, 0.0, 0.0])).item() == pytest.approx(2.0 * 0.125 / 3)
+    errors = torch.tensor([0.5, -1.0, 1.5, 3.0])
+    assert huber_loss(errors, torch.ones(4)).item() == pytest.approx((0.125 + 0.5 + 1.0 + 2.5) / 4)
+    assert huber_loss(errors, torch.tensor([2.0, 0.0, 0.0, 0.0])).item() == pytest.approx(2.0 * 0.125 / 4)
 
 
 def test_the_target_stays_frozen_between_synchronisations() -> None:
@@ -171,3 +170,26 @@ def test_a_presets_target_holds_still_for_many_gradient_steps(preset: Path) -> N
     env_steps_per_sync = max(params.target_update_interval, params.train_frequency)
     gradient_steps_per_sync = env_steps_per_sync / params.train_frequency * params.gradient_steps
     assert gradient_steps_per_sync / params.tau >= 200
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_next_action_is_chosen_by_the_network_that_the_option_says(double: bool) -> None:
+    learner = make_learner(4, double=double)
+    learner._target.copy_(learner._target.flip(0))  # a target that prefers other actions
+    batch = make_replay(learner).sample(50)
+    params = learner.policy.params
+    target_values = learner.policy.q_values(params.layout.tensors(learner._target), batch["next_obs"])
+    online_values = learner.policy.q_values(params.tensors(), batch["next_obs"])
+    assert not torch.equal(target_values.argmax(1), online_values.argmax(1))
+    targets = q_targets(batch, target_values, online_values if double else target_values)
+    values = learner.policy.q_values(params.tensors(), batch["obs"]).gather(1, batch["actions"][:, None])[:, 0]
+    errors, _ = learner._step(batch, 1e-3)
+    torch.testing.assert_close(errors, values - targets)
+
+
+def test_importance_weights_reach_the_loss() -> None:
+    learner = make_learner()
+    batch = make_replay(learner).sample(8)
+    batch["weights"] = torch.zeros(8)
+    _, watched = learner._step(batch, 1e-3)
+    assert watched[0].item() == 0.0
