@@ -36,12 +36,16 @@ class CountingEnv(gymnasium.Env[Any, Any]):
 
 
 class SeedEnv(CountingEnv):
-    """Shows the number its generator draws first in the episode."""
+    """Shows the number its generator draws first in the episode; draws another with every step."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed, options=options)
         self.shown[0] = self.np_random.random()
         return self.shown, {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.np_random.random()
+        return super().step(action)
 
 
 class EchoEnv(gymnasium.Env[Any, Any]):

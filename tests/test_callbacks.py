@@ -88,6 +88,7 @@ def test_a_callback_can_ask_to_stop(make_config: MakeConfig) -> None:
     class Impatient(Callback):
         def on_update_end(self, trainer: TrainerState, result: Any) -> None:
             trainer.request_stop("seen enough")
+            trainer.request_stop("the first reason counts")
 
     result = train(make_config(total_timesteps=10_000), Impatient())
     assert (result.status, result.metrics["global_step"]) == ("stopped", 64)
@@ -97,8 +98,9 @@ def test_a_callback_can_ask_to_stop(make_config: MakeConfig) -> None:
 
 
 def test_a_run_stops_once_an_evaluation_reaches_the_return(make_config: MakeConfig) -> None:
-    assert train(make_config(total_timesteps=10_000), StopAtReturn(1.0)).metrics["global_step"] == 64
-    assert train(make_config(), StopAtReturn(501.0)).status == "completed"
+    config = make_config(env_id="rl_training/ConstantRewardProbe-v0", total_timesteps=192)  # every return is 1
+    assert train(config, StopAtReturn(1.0)).metrics["global_step"] == 64
+    assert train(config, StopAtReturn(1.01)).status == "completed"
 
 
 def test_a_run_stops_after_its_wall_time(make_config: MakeConfig) -> None:

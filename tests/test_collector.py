@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import MakeConfig
+from gymnasium import spaces
 from sample_envs import CountingEnv
 
 from rl_training.data.rollout_buffer import RolloutBuffer
@@ -70,6 +71,23 @@ def test_the_rollout_counts_discrete_actions_from_0_wherever_the_space_starts(ma
     _, rollout = collect(make_config, env_id="tests/Echo-v0", env_kwargs={"kind": "discrete"})
     assert set(rollout.actions.flatten().tolist()) == {0, 1, 2}
     assert torch.equal(rollout.obs[1:, :, 0], rollout.actions[:-1] + 5.0)
+
+
+@pytest.mark.parametrize(
+    ("space", "dtype"),
+    [
+        (spaces.Box(-1.0, 1.0, (2,), np.float64), torch.float32),
+        (spaces.Box(0, 255, (2, 2), np.uint8), torch.uint8),  # a quarter of the memory; scaled when it is read
+        (spaces.Discrete(5), torch.int64),
+    ],
+)
+def test_observations_are_stored_as_small_as_they_come(
+    make_config: MakeConfig, space: spaces.Space[Any], dtype: torch.dtype
+) -> None:
+    config = make_config()
+    rollout = build_rollout(config, build_ppo_learner(config, space, spaces.Discrete(2)))
+    assert rollout.obs.dtype == dtype
+    assert rollout.obs.shape[2:] == space.shape
 
 
 def test_terminated_and_truncated_together_do_not_bootstrap(make_config: MakeConfig) -> None:

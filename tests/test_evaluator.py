@@ -61,6 +61,8 @@ def test_an_evaluation_repeats_itself_and_differs_from_one_at_another_step(make_
     assert episode_numbers(evaluator, step=100) == numbers
     assert episode_numbers(Evaluator(make_config(env_id="tests/Seed-v0")), step=100) == numbers
     assert not set(episode_numbers(evaluator, step=101)) & set(numbers)
+    longer = Evaluator(make_config(env_id="tests/Seed-v0", env_kwargs={"limit": 5}))
+    assert episode_numbers(longer, step=100) == numbers  # whatever the episodes before drew
 
 
 def test_evaluation_episodes_are_neither_those_of_training_nor_those_of_another_run(make_config: MakeConfig) -> None:

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -63,6 +64,14 @@ def test_the_first_minibatch_has_ratio_1(action_space: spaces.Space[Any]) -> Non
     assert metrics["policy_gradient_loss"] == pytest.approx(0.0, abs=1e-6)
 
 
+def test_advantages_stay_as_they_are_when_not_normalised() -> None:
+    learner, rollout = make_learner(normalize_advantages=False, minibatch_size=STEPS * ENVS, update_epochs=1)
+    fill(learner, rollout)
+    mean = rollout.advantages.mean().item()
+    assert abs(mean) > 0.01
+    assert learner.update(rollout, step=0).metrics["policy_gradient_loss"] == pytest.approx(-mean, abs=1e-6)
+
+
 def test_bootstraps_come_from_the_values_of_the_true_last_observations() -> None:
     learner, rollout = make_learner(gamma=0.5, gae_lambda=0.0)
     fill(learner, rollout)
@@ -86,16 +95,18 @@ def test_a_rollout_gets_the_values_of_its_observations() -> None:
     torch.testing.assert_close(rollout.values.flatten(), values)
 
 
-def plain_update(learner: PPOLearner, rollout: RolloutBuffer, learning_rate: float, clip_coef: float) -> Any:
+def plain_update(
+    learner: PPOLearner, rollout: RolloutBuffer, activate: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
     """Three epochs in plain torch: parameters apart, torch's own distributions, clipping and Adam."""
     policy = learner.policy
     params = {name: param.clone().requires_grad_() for name, param in policy.params.tensors().items()}
-    optimizer = torch.optim.Adam(params.values(), lr=learning_rate, eps=1e-5)
+    optimizer = torch.optim.Adam(params.values(), lr=0.02, eps=1e-5)
     obs, actions = rollout.obs.flatten(0, 1), rollout.actions.flatten(0, 1)
     advantages, returns = rollout.advantages.flatten(), rollout.returns.flatten()
 
     def network(name: str) -> Tensor:
-        hidden = torch.tanh(obs @ params[f"{name}.0.weight"].T + params[f"{name}.0.bias"])
+        hidden = activate(obs @ params[f"{name}.0.weight"].T + params[f"{name}.0.bias"])
         return hidden @ params[f"{name}.1.weight"].T + params[f"{name}.1.bias"]
 
     def distribution() -> Any:
@@ -110,7 +121,7 @@ def plain_update(learner: PPOLearner, rollout: RolloutBuffer, learning_rate: flo
         for index in torch.from_numpy(stream.permutation(STEPS * ENVS)).view(-1, 8):
             ratios = (distribution().log_prob(actions) - old_logprobs)[index].exp()
             scaled = (advantages[index] - advantages[index].mean()) / (advantages[index].std() + 1e-8)
-            surrogates = torch.min(ratios * scaled, ratios.clamp(1 - clip_coef, 1 + clip_coef) * scaled)
+            surrogates = torch.min(ratios * scaled, ratios.clamp(0.85, 1.15) * scaled)
             values = network("critic").squeeze(1)
             limited = old_values + (values - old_values).clamp(-0.1, 0.1)
             errors = torch.max((values - returns).square(), (limited - returns).square())[index]
@@ -122,19 +133,19 @@ def plain_update(learner: PPOLearner, rollout: RolloutBuffer, learning_rate: flo
     return params
 
 
-@BOTH_KINDS
-def test_an_update_ends_with_the_weights_of_plain_torch(action_space: spaces.Space[Any]) -> None:
-    linear = {"schedule": "linear"}
+@pytest.mark.parametrize(("action_space", "activation"), [(DISCRETE, "tanh"), (CONTINUOUS, "relu")])
+def test_an_update_ends_with_the_weights_of_plain_torch(action_space: spaces.Space[Any], activation: str) -> None:
     learner, rollout = make_learner(
         action_space,
-        learning_rate={**linear, "start": 0.04},
-        clip_coef={**linear, "start": 0.3},
+        activation=activation,
+        learning_rate={"schedule": "linear", "start": 0.04},
+        clip_coef={"schedule": "linear", "start": 0.3},
         clip_vf_coef=0.1,
         ent_coef=0.01,
     )
     fill(learner, rollout)
-    expected = plain_update(learner, rollout, learning_rate=0.02, clip_coef=0.15)
-    metrics = learner.update(rollout, step=500).metrics  # of 1000: half of what the schedules started with
+    expected = plain_update(learner, rollout, torch.tanh if activation == "tanh" else torch.relu)
+    metrics = learner.update(rollout, step=500).metrics  # of 1000: a rate of 0.02, a clip range of 0.15
     assert metrics["clip_fraction"] > 0.0
     assert metrics["grad_norm"] > 0.5
     updated = learner.policy.params.tensors()

@@ -14,6 +14,8 @@ from rl_training import PPO
 from rl_training.errors import CheckpointError, ConfigError, TrainingInterrupted, TrainingStateError
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.collector import CollectResult
+from rl_training.runtime.trainer import TrainerState
 
 
 def test_the_package_offers_few_names_sorted() -> None:
@@ -52,9 +54,10 @@ def test_a_config_of_another_algorithm_is_refused(make_config: MakeConfig) -> No
 def test_predictions_are_an_int_for_one_discrete_observation_and_an_array_otherwise(make_config: MakeConfig) -> None:
     discrete, continuous = PPO(make_config()), PPO(make_config(env_id="Pendulum-v1"))
     assert isinstance(discrete.predict(np.zeros(4, np.float32)), int)
-    batch = discrete.predict(np.zeros((3, 4), np.float32))
-    assert isinstance(batch, np.ndarray)
-    assert batch.shape == (3,)
+    for size in (1, 3):
+        batch = discrete.predict(np.zeros((size, 4), np.float32))
+        assert isinstance(batch, np.ndarray)
+        assert batch.shape == (size,)
     single = continuous.predict(np.zeros(3, np.float32))
     assert isinstance(single, np.ndarray)
     assert single.shape == (1,)
@@ -95,6 +98,19 @@ def test_a_live_model_needs_no_file(make_config: MakeConfig) -> None:
 def test_saving_before_learning_says_what_to_do(make_config: MakeConfig, tmp_path: Path) -> None:
     with pytest.raises(TrainingStateError, match="learn"):
         PPO(make_config()).save(tmp_path / "model.pt")
+
+
+def test_learning_tells_its_callbacks_the_first_time_and_again(make_config: MakeConfig) -> None:
+    seen: list[int] = []
+
+    class Watch(Callback):
+        def on_collect_end(self, trainer: TrainerState, result: CollectResult) -> None:
+            seen.append(trainer.global_step)
+
+    model = PPO(make_config())
+    model.learn([Watch()])
+    model.learn([Watch()], total_timesteps=192)
+    assert seen == [64, 128, 192]
 
 
 def test_learning_again_needs_a_larger_budget_and_then_goes_on(make_config: MakeConfig) -> None:

@@ -159,6 +159,13 @@ def test_a_reset_rollout_forgets_the_time_limits_of_the_last_one() -> None:
     assert advantages(rollout, [9.0], 0.5, 1.0) == [1.0]  # not 1 + 0.5 * 4
 
 
+def test_a_half_filled_rollout_ends_with_its_newest_step() -> None:
+    rollout = filled([[1.0]], num_steps=2)
+    assert advantages(rollout, [4.0], 0.5, 0.5) == [3.0, 0.0]  # 1 + 0.5 * 4
+    (batch,) = collected(rollout, minibatch_size=2, shuffle=True)
+    assert batch["returns"].tolist() == [3.0]
+
+
 def test_a_half_filled_rollout_survives_a_round_trip() -> None:
     half = filled([[1.0, 2.0]], dones=[[True, False]], truncated=[[True, False]], num_steps=2)
     state = half.state_dict()

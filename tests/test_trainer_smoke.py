@@ -71,7 +71,11 @@ def test_metrics_carry_the_known_names_over_env_steps(make_config: MakeConfig) -
     assert [row["step"] for row in evaluations] == [64, 128, 192, 256]
 
 
-@pytest.mark.parametrize("changes", [{}, {"env_id": "Pendulum-v1"}], ids=["discrete", "continuous"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"env_id": "Pendulum-v1"}, {"env_id": "FrozenLake-v1"}],
+    ids=["discrete", "continuous", "discrete observations"],
+)
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
     make_config: MakeConfig, changes: dict[str, Any]
 ) -> None:
