@@ -28,6 +28,10 @@ class EnvironmentSetupError(RLTrainingError):
     """An environment that cannot be made, or whose spaces are not supported."""
 
 
+class EnvironmentStepError(RLTrainingError):
+    """An environment that failed while it ran; the message names env, episode, seed, step and action."""
+
+
 class CheckpointError(RLTrainingError):
     """A checkpoint that is missing, damaged, unsafe or of another format."""
 

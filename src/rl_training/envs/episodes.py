@@ -1,43 +1,69 @@
-"""Episode bookkeeping for a vector of envs: an explicit seed for every episode, and its return and length."""
+"""Episode bookkeeping for a vector of envs: an explicit seed for every episode, its actions, its return and length."""
 
+import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from rl_training.errors import TrainingStateError
+from rl_training.errors import EnvironmentStepError, TrainingStateError
 from rl_training.streams import derive_seed
 
+Array = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 Seeds = int | list[int | None] | None
 ResetResult = tuple[Any, dict[str, Any]]
 
+MAX_REPLAYED_STEPS = 100_000  # actions kept of a running episode: some megabytes, and seconds to replay
+
+
+@dataclass(frozen=True)
+class RunningEpisode:
+    """What brings an env back to where it is: its seed and its actions so far, or a state that it gave itself."""
+
+    number: int
+    seed: int | None
+    length: int
+    episode_return: float
+    actions: Array | None
+    """[step, ...]; none when the episode is longer than what is kept."""
+    state: Any = None
+    """What the env's own `get_state()` gave, if it has one."""
+
 
 class EpisodeTracker:
     """Counts episodes per env. An episode's seed is a function of (run seed, env index, episode number)."""
 
-    def __init__(self, num_envs: int, run_seed: int) -> None:
+    def __init__(self, num_envs: int, run_seed: int, max_replayed_steps: int = MAX_REPLAYED_STEPS) -> None:
         self.run_seed = run_seed
+        self.max_replayed_steps = max_replayed_steps
         self.episode_numbers = np.full(num_envs, -1, dtype=np.int64)  # -1 before the first reset
+        self.seeds: list[int | None] = [None] * num_envs
         self.returns = np.zeros(num_envs)
         self.lengths = np.zeros(num_envs, dtype=np.int64)
+        self.ended = np.ones(num_envs, dtype=np.bool_)
         self._started_at = np.zeros(num_envs)
-        self._ended = np.zeros(num_envs, dtype=np.bool_)
+        self._history: list[Array] = []  # actions [env, ...] of the newest vector steps
 
     def reset(
         self, vector_reset: Callable[..., ResetResult], seed: Seeds, options: dict[str, Any] | None
     ) -> ResetResult:
         """Reset through `vector_reset`; without a `seed`, each concerned env starts its next episode with its own."""
         mask = _reset_mask(options, len(self.lengths))
-        result = vector_reset(seed=self._next_seeds(mask) if seed is None else seed, options=options)
+        seeds = self._next_seeds(mask) if seed is None else _seed_list(seed, len(mask))
+        result = vector_reset(seed=seeds, options=options)
+        self.seeds = [new if starts else old for new, old, starts in zip(seeds, self.seeds, mask, strict=True)]
         self.episode_numbers[mask] += 1
         self.returns[mask] = 0.0
         self.lengths[mask] = 0
-        self._ended[mask] = False
+        self.ended[mask] = False
         self._started_at[mask] = time.perf_counter()
+        self._forget_actions()
         return result
 
     def _next_seeds(self, mask: BoolArray) -> list[int | None]:
@@ -46,18 +72,29 @@ class EpisodeTracker:
             for index, starts in enumerate(mask)
         ]
 
+    def _forget_actions(self) -> None:
+        """Drop the actions that no running episode needs."""
+        needed = self.lengths[self.lengths <= self.max_replayed_steps].max(initial=0)
+        del self._history[: len(self._history) - int(needed)]
+
     def check_running(self) -> None:
         """Refuse to step an env whose episode is over."""
-        if self._ended.any():
-            raise TrainingStateError(f"envs {np.flatnonzero(self._ended).tolist()} have ended: reset them first")
+        if self.ended.any():
+            raise TrainingStateError(f"envs {np.flatnonzero(self.ended).tolist()} have ended: reset them first")
 
-    def record(self, rewards: FloatArray, ended: BoolArray) -> dict[str, Any]:
-        """Count one step of every env; the infos of the episodes that ended with it, if any did."""
+    def record(self, actions: Array, rewards: FloatArray, ended: BoolArray) -> dict[str, Any]:
+        """Count one step of every env; the infos of the episodes that ended with it, if any did.
+
+        `actions` [env, ...] are kept, so they must be the tracker's own copy.
+        """
         self.returns += rewards
         self.lengths += 1
+        self._history.append(actions)
+        if len(self._history) > 2 * self.max_replayed_steps:
+            self._forget_actions()
         if not ended.any():
             return {}
-        self._ended = ended.copy()
+        self.ended = ended.copy()
         elapsed = np.round(time.perf_counter() - self._started_at, 6)
         return {
             "episode": {
@@ -68,16 +105,93 @@ class EpisodeTracker:
             "_episode": ended.copy(),
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the next episodes' seeds depend on."""
-        return {"episode_numbers": self.episode_numbers.tolist()}
+    def running(self, index: int, state: Any = None) -> RunningEpisode:
+        """The running episode of one env."""
+        length = int(self.lengths[index])
+        kept = length <= self.max_replayed_steps
+        recent = self._history[len(self._history) - length :] if length else []
+        return RunningEpisode(
+            number=int(self.episode_numbers[index]),
+            seed=self.seeds[index],
+            length=length,
+            episode_return=float(self.returns[index]),
+            actions=np.array([actions[index] for actions in recent]) if kept else None,
+            state=state,
+        )
+
+    def locate(self, index: int, action: Any = None) -> str:
+        """Which step an env is taking, for messages."""
+        place = (
+            f"env {index}, episode {self.episode_numbers[index]} (seed {self.seeds[index]}), "
+            f"step {self.lengths[index] + 1}"
+        )
+        return place if action is None else f"{place} with action {np.asarray(action).tolist()}"
+
+    def locate_reset(self, index: int, seed: int | None) -> str:
+        """Which episode an env is about to begin, for messages."""
+        return f"env {index}, episode {self.episode_numbers[index] + 1} (seed {seed}), reset"
+
+    def check_numbers(self, obs: Any, actions: Array, rewards: FloatArray) -> None:
+        """Refuse observations or rewards that are no finite numbers, before anything learns from them."""
+        # One sum finds them all; that it may overflow by itself is looked at in the second place.
+        floats = isinstance(obs, np.ndarray) and obs.dtype.kind == "f"
+        if math.isfinite(rewards.sum()) and not (floats and not math.isfinite(obs.sum())):
+            return
+        for index in range(len(rewards)):
+            where = self.locate(index, actions[index])
+            if not math.isfinite(rewards[index]):
+                raise EnvironmentStepError(f"{where}: the reward is {rewards[index]}")
+            components = np.argwhere(~np.isfinite(obs[index])).tolist() if floats else []
+            if components:
+                raise EnvironmentStepError(
+                    f"{where}: component {components[0]} of the observation is {obs[index][tuple(components[0])]}"
+                )
+
+    def state_dict(self, states: list[Any] | None = None) -> dict[str, Any]:
+        """What the running episodes and the next episodes' seeds depend on; `states` are the envs' own."""
+        num_envs = len(self.lengths)
+        running = [self.running(index) for index in range(num_envs)]
+        return {
+            "episode_numbers": self.episode_numbers.tolist(),
+            "seeds": list(self.seeds),
+            "lengths": self.lengths.tolist(),
+            "returns": self.returns.tolist(),
+            "ended": self.ended.tolist(),
+            "actions": [None if each.actions is None else torch.from_numpy(each.actions) for each in running],
+            "states": [None] * num_envs if states is None else states,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting episodes where `state` stopped."""
+        """Go on counting where `state` stopped; the envs themselves are brought back elsewhere."""
         numbers = np.array(state["episode_numbers"], dtype=np.int64)
         if numbers.shape != self.episode_numbers.shape:
             raise ValueError(f"{len(numbers)} envs were saved, {len(self.episode_numbers)} are here")
         self.episode_numbers = numbers
+        self.seeds = list(state["seeds"])
+        self.lengths = np.array(state["lengths"], dtype=np.int64)
+        self.returns = np.array(state["returns"])
+        self.ended = np.array(state["ended"], dtype=np.bool_)
+        self._started_at[:] = time.perf_counter()
+        self._history = _merge_actions([None if one is None else one.numpy() for one in state["actions"]])
+
+
+def _merge_actions(per_env: list[Array | None]) -> list[Array]:
+    """Actions [step, ...] of each env as rows [env, ...], aligned at their newest; what is missing stays zero."""
+    known = [actions for actions in per_env if actions is not None and len(actions)]
+    if not known:
+        return []
+    steps = max(len(actions) for actions in known)
+    merged = np.zeros((steps, len(per_env), *known[0].shape[1:]), known[0].dtype)
+    for index, actions in enumerate(per_env):
+        if actions is not None and len(actions):
+            merged[steps - len(actions) :, index] = actions
+    return list(merged)
+
+
+def _seed_list(seed: Seeds, num_envs: int) -> list[int | None]:
+    if isinstance(seed, int):
+        return [seed + index for index in range(num_envs)]
+    return list(seed or [None] * num_envs)
 
 
 def _reset_mask(options: dict[str, Any] | None, num_envs: int) -> BoolArray:

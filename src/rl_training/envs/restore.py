@@ -1,0 +1,111 @@
+"""Bringing an env back to where an episode was: by its own state if it offers one, else by replaying its actions.
+
+An env that is a function of its seed and its actions is reproduced to the last bit by replaying them. Copying or
+pickling the env object instead would be silently wrong for simulators that keep their state outside of Python.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Env
+from gymnasium.wrappers import TimeLimit
+
+from rl_training.envs.episodes import RunningEpisode
+from rl_training.errors import CheckpointError
+
+AnyEnv = Env[Any, Any]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What an env shows after it was brought back, or why it could not be."""
+
+    obs: Any
+    failure: str | None = None
+
+
+def restore_env(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
+    """Bring `env` to where `episode` was; it must then show `expected_obs`, after the same return."""
+    if episode.seed is None:
+        return Restored(None, "its episode was started without a seed")
+    if episode.state is None and episode.actions is None:
+        return Restored(None, f"its episode of {episode.length} steps is too long to replay")
+    try:
+        return _replay(env, episode, expected_obs) if episode.state is None else _set_state(env, episode, expected_obs)
+    except Exception as error:  # an env that fails only now is no function of its seed and actions
+        return Restored(None, f"replaying its actions raised {type(error).__name__}: {error}")
+
+
+def _replay(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
+    obs, _ = env.reset(seed=episode.seed)
+    total = 0.0
+    for step, action in enumerate(episode.actions if episode.actions is not None else (), start=1):
+        obs, reward, terminated, truncated, _ = env.step(action)
+        total += float(reward)
+        if terminated or truncated:
+            return Restored(None, f"the replayed episode ended with step {step} of {episode.length}")
+    if not same_values(obs, expected_obs):
+        return Restored(None, "replaying its actions led to another observation")
+    if total != episode.episode_return:
+        return Restored(None, f"replaying its actions gave the return {total}, not {episode.episode_return}")
+    return Restored(obs)
+
+
+def _set_state(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
+    env.reset(seed=episode.seed)
+    env.get_wrapper_attr("set_state")(unpack_state(episode.state))
+    if not same_values(pack_state(env.get_wrapper_attr("get_state")()), episode.state):
+        return Restored(None, "its set_state() does not bring back what get_state() gave")
+    layer: Any = env
+    while layer is not env.unwrapped:  # the env's own state knows nothing of a time limit around it
+        if isinstance(layer, TimeLimit):
+            layer._elapsed_steps = episode.length  # type: ignore[assignment]  # declared as None, its first value
+        layer = layer.env
+    return Restored(expected_obs)
+
+
+def capture_state(env: AnyEnv) -> Any:
+    """The env's own state, ready for a checkpoint; none when it does not offer one."""
+    if env.has_wrapper_attr("get_state") and env.has_wrapper_attr("set_state"):
+        return pack_state(env.get_wrapper_attr("get_state")())
+    return None
+
+
+def pack_state(state: Any) -> Any:
+    """Arrays to tensors, so that a checkpoint takes them; a tuple becomes a list, what is not plain is refused."""
+    if isinstance(state, (np.ndarray, np.generic)):
+        return torch.from_numpy(np.array(state))
+    if isinstance(state, dict):
+        return {key: pack_state(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [pack_state(value) for value in state]
+    if state is None or isinstance(state, (bool, int, float, str, bytes)):
+        return state
+    raise CheckpointError(
+        f"get_state() of the environment holds a {type(state).__name__}: give arrays and plain values"
+    )
+
+
+def unpack_state(state: Any) -> Any:
+    """What `pack_state` was given, with lists for tuples."""
+    if isinstance(state, torch.Tensor):
+        return state.numpy().copy()
+    if isinstance(state, dict):
+        return {key: unpack_state(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [unpack_state(value) for value in state]
+    return state
+
+
+def same_values(left: Any, right: Any) -> bool:
+    """Whether two trees of arrays, tensors and plain values are equal to the last bit; NaN equals NaN."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same_values(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+        return len(left) == len(right) and all(map(same_values, left, right))
+    first, second = np.asarray(left), np.asarray(right)
+    if first.dtype.kind in "fc" and second.dtype.kind in "fc":
+        return np.array_equal(first, second, equal_nan=True)
+    return np.array_equal(first, second)
