@@ -120,5 +120,94 @@ class EndlessEnv(StepEnv):
         return super().step(action)
 
 
+class HiddenEnv(gymnasium.Env[Any, Any]):
+    """Its observation shows only part of its state: a hidden walk decides rewards and, in the end, the ending."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.hidden, self.steps = 0.0, 0
+        return np.array([self.np_random.random()], np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.hidden += float(self.np_random.normal()) + (0.1 if action else -0.1)
+        self.steps += 1
+        shown = np.array([np.round(self.hidden)], np.float32)
+        return shown, abs(self.hidden), abs(self.hidden) > 6.0, self.steps >= 60, {}
+
+
+class SignallingEnv(HiddenEnv):
+    """Sends SIGTERM to its own process with the `signal_at`th step that any of its kind takes there."""
+
+    signal_at: ClassVar[int] = -1
+    steps_of_all: ClassVar[int] = 0
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        SignallingEnv.steps_of_all += 1
+        if SignallingEnv.steps_of_all == SignallingEnv.signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().step(action)
+
+
+class BreakingEnv(HiddenEnv):
+    """Raises with the `breaks_at`th step that any of its kind takes in this process."""
+
+    breaks_at: ClassVar[int] = -1
+    steps_of_all: ClassVar[int] = 0
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        BreakingEnv.steps_of_all += 1
+        if BreakingEnv.steps_of_all == BreakingEnv.breaks_at:
+            raise OSError("lost its simulator")
+        return super().step(action)
+
+
+class UnrepeatableEnv(gymnasium.Env[Any, Any]):
+    """Shows how many steps its kind has taken in this process, whatever its seed; episodes have five steps."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    steps_of_all: ClassVar[int] = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.steps = 0
+        return np.array([UnrepeatableEnv.steps_of_all], np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        UnrepeatableEnv.steps_of_all += 1
+        return np.array([UnrepeatableEnv.steps_of_all], np.float32), 1.0, self.steps == 5, False, {}
+
+
+class StateEnv(HiddenEnv):
+    """Gives and takes its state, and draws from a generator that no seed reaches: only its state brings it back."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = super().reset(seed=seed, options=options)
+        if not hasattr(self, "noise"):
+            self.noise = np.random.default_rng()
+        return obs, info
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.hidden += float(self.noise.normal())
+        return super().step(action)
+
+    def get_state(self) -> dict[str, Any]:
+        generators = [generator.bit_generator.state for generator in (self.np_random, self.noise)]
+        return {"hidden": np.float64(self.hidden), "steps": self.steps, "generators": generators}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.hidden, self.steps = float(state["hidden"]), state["steps"]
+        self.np_random.bit_generator.state, self.noise.bit_generator.state = state["generators"]
+
+
+gymnasium.register("tests/Hidden-v0", f"{__name__}:HiddenEnv")
+gymnasium.register("tests/Signalling-v0", f"{__name__}:SignallingEnv")
+gymnasium.register("tests/Breaking-v0", f"{__name__}:BreakingEnv")
+gymnasium.register("tests/Unrepeatable-v0", f"{__name__}:UnrepeatableEnv")
+gymnasium.register("tests/State-v0", f"{__name__}:StateEnv", max_episode_steps=40)
 gymnasium.register("tests/Failing-v0", f"{__name__}:FailingEnv")
 gymnasium.register("tests/Endless-v0", f"{__name__}:EndlessEnv")

@@ -4,19 +4,22 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-import numpy as np
 import pytest
 from conftest import MakeConfig
-from gymnasium import spaces
 
-from rl_training.algorithms.ppo import PPOLearner
-from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import ConfigError, TrainingInterrupted
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import context_of, read_metadata
-from rl_training.runtime.callbacks import EVENTS, Callback, CallbackList, StopAfterWallTime, StopAtReturn
+from rl_training.runtime.callbacks import (
+    EVENTS,
+    Callback,
+    CallbackList,
+    StopAfterWallTime,
+    StopAtReturn,
+    StopWithoutImprovement,
+)
+from rl_training.runtime.collector import CollectResult
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import resume_training
@@ -106,7 +109,53 @@ def test_a_run_stops_once_an_evaluation_reaches_the_return(make_config: MakeConf
 def test_a_run_stops_after_its_wall_time(make_config: MakeConfig) -> None:
     ticks = iter(range(1000))
     stopper = StopAfterWallTime(2.5, clock=lambda: float(next(ticks)))  # started at tick 1: over at tick 4
-    assert train(make_config(total_timesteps=10_000), stopper).metrics["global_step"] == 3 * 64
+    config = make_config(total_timesteps=10_000, checkpoint_interval=0, eval_interval=0)
+    assert train(config, stopper).metrics["global_step"] == 3 * 64
+
+
+def test_a_resumed_runs_wall_time_goes_on_where_it_was() -> None:
+    first = StopAfterWallTime(10.0, clock=iter([0.0, 100.0, 106.0]).__next__)
+    state = TrainerState("ppo", Path(), TrainConfig(algo="ppo", env_id="none"))
+    first.on_train_start(state)
+    second = StopAfterWallTime(10.0, clock=iter([0.0, 200.0, 203.9, 204.0]).__next__)
+    second.load_state_dict(first.state_dict())
+    second.on_train_start(state)
+    second.on_collect_end(state, CollectResult(1, 0, {}))
+    assert state.stop_reason is None
+    second.on_collect_end(state, CollectResult(1, 0, {}))
+    assert state.stop_reason == "10 s of wall time have passed"
+
+
+def evaluate(stopper: StopWithoutImprovement, *returns: float) -> str | None:
+    state = TrainerState("ppo", Path(), TrainConfig(algo="ppo", env_id="none"))
+    for value in returns:
+        stopper.on_eval_end(state, {"eval_return_mean": value})
+    return state.stop_reason
+
+
+def test_a_run_stops_when_evaluations_no_longer_improve() -> None:
+    assert evaluate(StopWithoutImprovement(2), 1.0, 2.0, 2.0, 3.0, 1.0) is None
+    assert evaluate(StopWithoutImprovement(2), 1.0, 2.0, 2.0, 1.0) == "no better evaluation than 2 in 2"
+    assert evaluate(StopWithoutImprovement(2, margin=0.5), 1.0, 1.4, 1.5) == "no better evaluation than 1 in 2"
+    with pytest.raises(ConfigError, match="patience=0"):
+        StopWithoutImprovement(0)
+
+
+def test_callbacks_with_a_memory_go_on_with_it_after_a_resume(make_config: MakeConfig) -> None:
+    """Every evaluation of this env is 1, so the patience of four ends at the fifth, two runs taken together."""
+    config = make_config(env_id="rl_training/ConstantRewardProbe-v0", total_timesteps=192)
+    first = train(config, StopWithoutImprovement(4))
+    assert first.status == "completed"
+    resumed = resume_training(first.run_dir, total_timesteps=10_000, callbacks=[StopWithoutImprovement(4)])
+    assert resumed.metrics["global_step"] == 5 * 64
+
+
+def test_a_memory_goes_to_the_callback_of_its_class_in_order() -> None:
+    saved = CallbackList([StopWithoutImprovement(1), Callback(), StopWithoutImprovement(2)])
+    evaluate(saved.callbacks[2], 5.0)  # type: ignore[arg-type]  # it is one
+    others = CallbackList([StopAfterWallTime(1.0), StopWithoutImprovement(1), StopWithoutImprovement(2)])
+    others.load_state_dict(saved.state_dict())
+    assert others.state_dict()[1:] == saved.state_dict()
 
 
 @pytest.mark.parametrize("event", EVENTS)
@@ -145,13 +194,13 @@ class Kill(Callback):
             os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_saves_and_ends_the_run(make_config: MakeConfig, number: int) -> None:
     config, recorder = make_config(total_timesteps=10_000, eval_interval=0), Recorder()
     handler = signal.getsignal(number)
     with pytest.raises(TrainingInterrupted) as caught:
         train(config, Kill(number), recorder)
-    assert caught.value.signal_number == number
+    assert caught.value.signal_number == (signal.SIGTERM if number == signal.SIGUSR1 else number)
     assert isinstance(caught.value, KeyboardInterrupt)
     assert signal.getsignal(number) is handler
     (run_dir,) = config.output_dir.iterdir()
@@ -177,68 +226,6 @@ def test_training_outside_the_main_thread_leaves_signals_alone(make_config: Make
     thread.start()
     thread.join()
     assert results[0].status == "completed"
-
-
-@pytest.fixture
-def interrupted_run(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The signal arrives from inside the env's third step, so the rollout of 16 is stopped after it."""
-    monkeypatch.setattr(InterruptingEnv, "steps_of_all", 0)
-    config = make_config(env_id="tests/Interrupting-v0", num_envs=1, algo_kwargs={"minibatch_size": 16})
-    with pytest.raises(TrainingInterrupted):
-        train(config)
-    (run_dir,) = config.output_dir.iterdir()
-    return run_dir
-
-
-def test_an_interruption_in_mid_rollout_keeps_the_steps_and_resumes_with_them(interrupted_run: Path) -> None:
-    saved = load_checkpoint(find_checkpoint(interrupted_run))
-    assert saved.trainer_state["global_step"] == saved.buffer_state["position"] == 3
-    result = resume_training(interrupted_run)
-    assert result.metrics["global_step"] == 128
-    assert result.metrics["num_updates"] == 8 * 2
-
-
-def test_the_episode_that_an_interruption_gave_up_is_cut_and_not_joined_to_the_next(
-    interrupted_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endings: list[Any] = []
-    following: list[list[float]] = []
-    compute = PPOLearner.compute_advantages
-
-    def watch(learner: PPOLearner, rollout: RolloutBuffer, last_obs: Any) -> None:
-        endings.append((rollout.dones[:, 0].nonzero().flatten().tolist(), rollout.truncated.nonzero()[:, 0].tolist()))
-        following.append(rollout.truncated_last_obs().flatten().tolist())
-        compute(learner, rollout, last_obs)
-
-    monkeypatch.setattr(PPOLearner, "compute_advantages", watch)
-    resume_training(interrupted_run)
-    # Episodes have 5 steps; the first was given up after its third, whose observation shows 0.3.
-    assert endings[0] == ([2, 7, 12], [2])
-    assert following[0] == pytest.approx([0.3])
-    assert endings[1] == ([1, 6, 11], [])
-
-
-class InterruptingEnv(gymnasium.Env[Any, Any]):
-    """Sends SIGINT to its own process with the third step it ever takes; shows a tenth of its step."""
-
-    observation_space = spaces.Box(-1.0, 1.0, (1,))
-    action_space = spaces.Discrete(2)
-    steps_of_all = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed, options=options)
-        self.steps = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.steps += 1
-        InterruptingEnv.steps_of_all += 1
-        if InterruptingEnv.steps_of_all == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        return np.full(1, self.steps / 10, np.float32), 1.0, self.steps == 5, False, {}
-
-
-gymnasium.register("tests/Interrupting-v0", f"{__name__}:InterruptingEnv")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -298,7 +298,7 @@ def test_a_checkpoint_that_says_nothing_of_a_run_is_refused(tmp_path: Path) -> N
         evaluate_checkpoint(path)
     with pytest.raises(CheckpointError, match="does not say how far it was trained"):
         resume_training(path)
-    path = save_checkpoint(path, replace(state, trainer_state={"global_step": 1, "envs": {}}))
+    path = save_checkpoint(path, replace(state, trainer_state={"iterated_at": 1, "due": []}))
     with pytest.raises(CheckpointError, match="does not fit ppo on CartPole-v1"):
         resume_training(path)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rl_training.algorithms.base import GradientStep
 from rl_training.algorithms.dqn import DQNLearner, DQNParams, huber_loss, q_targets
 from rl_training.cli import load_config
 from rl_training.data.replay_buffer import ReplayBuffer
@@ -183,7 +184,7 @@ def test_the_next_action_is_chosen_by_the_network_that_the_option_says(double: b
     assert not torch.equal(target_values.argmax(1), online_values.argmax(1))
     targets = q_targets(batch, target_values, online_values if double else target_values)
     values = learner.policy.q_values(params.tensors(), batch["obs"]).gather(1, batch["actions"][:, None])[:, 0]
-    errors, _ = learner._step(batch, 1e-3)
+    errors, _ = learner.take(GradientStep("step", batch, {"learning_rate": 1e-3}))
     torch.testing.assert_close(errors, values - targets)
 
 
@@ -191,5 +192,5 @@ def test_importance_weights_reach_the_loss() -> None:
     learner = make_learner()
     batch = make_replay(learner).sample(8)
     batch["weights"] = torch.zeros(8)
-    _, watched = learner._step(batch, 1e-3)
+    _, watched = learner.take(GradientStep("step", batch, {"learning_rate": 1e-3}))
     assert watched[0].item() == 0.0

@@ -22,10 +22,11 @@ SOURCE = Path(__file__).parents[1] / "src" / "rl_training"
 LAYERS = [
     ["", "_lazy", "errors", "memory", "streams"],
     [f"experiment.{name}" for name in ("validation", "schedules", "config", "files", "dialect", "sources")],
-    [f"experiment.{name}" for name in ("runs", "checkpointing", "logging", "curves")],
+    [f"experiment.{name}" for name in ("runs", "checkpointing", "digests", "locking", "logging", "curves")],
     ["envs", "policies", "data"],
     ["algorithms"],
-    [f"runtime.{name}" for name in ("types", "plan", "trainer", "collector", "evaluator", "callbacks", "progress")],
+    [f"runtime.{name}" for name in ("types", "plan", "collector", "evaluator", "saved")],
+    [f"runtime.{name}" for name in ("trainer", "callbacks", "progress")],
     ["runtime.run_utils"],
     ["runtime.agents", "runtime.session"],
     ["runtime.lifecycle"],

@@ -163,14 +163,14 @@ def test_kl_early_stop_skips_all_that_remains_and_counts_what_was_done() -> None
     learner, rollout = make_learner(learning_rate=0.05, target_kl=0.01)
     fill(learner, rollout)
     steps: list[float] = []
-    original = learner._step
+    original = learner.take
 
     def counting(*arguments: Any) -> Any:
         watched = original(*arguments)
         steps.append(float(watched[LOSS_METRICS.index("approx_kl")]))
         return watched
 
-    learner._step = counting  # type: ignore[method-assign,assignment]  # counts the real steps
+    learner.take = counting  # type: ignore[method-assign,assignment]  # counts the real steps
     taken = learner.update(rollout, step=0).num_gradient_steps
     assert taken == len(steps) < 12
     assert steps[-1] > 0.015

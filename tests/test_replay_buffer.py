@@ -205,7 +205,7 @@ def test_a_cut_ends_the_running_episodes_so_that_no_return_reaches_beyond(dtype:
         numbers = np.array([[step], [10 + step]])
         dones = [False, step == 2]
         buffer.add(obs=numbers, actions=[0, 0], rewards=numbers[:, 0], next_obs=numbers + 100, dones=dones)
-    buffer.cut()
+    buffer.cut([0, 1])
     numbers = np.array([[50], [60]])
     buffer.add(obs=numbers, actions=[0, 0], rewards=numbers[:, 0], next_obs=numbers + 100, dones=[False, False])
     batch = drawn(buffer, [0, 1, 2, 3])
@@ -216,8 +216,16 @@ def test_a_cut_ends_the_running_episodes_so_that_no_return_reaches_beyond(dtype:
 
 def test_cutting_an_empty_buffer_changes_nothing() -> None:
     buffer = ReplayBuffer(4, (1,), (1,))
-    buffer.cut()
+    buffer.cut([0])
     assert len(buffer) == 0
+
+
+def test_a_cut_concerns_only_the_envs_that_are_named() -> None:
+    buffer = ReplayBuffer(4, (1,), (), num_envs=2)
+    for _ in range(3):
+        buffer.add(obs=[[0], [0]], actions=[0, 0], rewards=[0, 0], next_obs=[[0], [0]], dones=[False, False])
+    buffer.cut([1])
+    assert drawn(buffer, [0, 1, 2, 3])["truncated"].tolist() == [0.0, 1.0, 0.0, 0.0]  # the newest are rows 0 and 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=["rows", "images"])

@@ -180,12 +180,19 @@ def test_a_half_filled_rollout_survives_a_round_trip() -> None:
     assert copy.truncated_last_obs().tolist() == [[100.0]]
 
 
-def test_cutting_ends_the_running_episodes_as_truncated() -> None:
-    rollout = filled([[1.0, 1.0]], dones=[[True, False]], truncated=[[False, False]])
-    rollout.cut(np.array([[8.0], [9.0]]))
-    assert rollout.dones.tolist() == [[True, True]]
-    assert rollout.truncated.tolist() == [[False, True]]
+def test_cutting_ends_the_running_episodes_of_some_envs_as_truncated() -> None:
+    rollout = filled([[1.0, 1.0, 1.0]], dones=[[True, False, False]], truncated=[[False, False, False]])
+    rollout.cut([0, 1], np.array([[8.0], [9.0], [10.0]]))
+    assert rollout.dones.tolist() == [[True, True, False]]
+    assert rollout.truncated.tolist() == [[False, True, False]]
     assert rollout.truncated_last_obs().tolist() == [[9.0]]
+
+
+def test_cutting_an_empty_rollout_changes_nothing() -> None:
+    rollout = RolloutBuffer(2, 1, (1,), ())
+    rollout.cut([0], np.array([[1.0]]))
+    assert not rollout.truncated.any()
+    assert len(rollout) == 0
 
 
 def test_memory_is_counted_without_being_allocated() -> None:

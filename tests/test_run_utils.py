@@ -28,6 +28,7 @@ from rl_training.runtime.run_utils import (
     save_training_checkpoint,
     serialize_train_config,
 )
+from rl_training.runtime.saved import ResumeNote
 
 GIT = ["git", "-c", "user.name=test", "-c", "user.email=test@example.org"]
 
@@ -102,6 +103,7 @@ def test_a_new_run_has_its_files(make_config: MakeConfig) -> None:
     assert {path.name for path in context.run_dir.iterdir()} == {
         "checkpoints",
         "config.yaml",
+        "digests.jsonl",
         "metadata.json",
         "metrics.jsonl",
         "tensorboard",
@@ -188,13 +190,14 @@ def test_a_reopened_run_drops_what_was_measured_after_the_checkpoint(make_config
     run.close()
     end_run(run.run_context, status="interrupted")
     longer = config.model_copy(update={"total_timesteps": 256})
-    again = reopen_training_run(run.run_context.run_dir, longer, step=20)
+    again = reopen_training_run(run.run_context.run_dir, longer, ResumeNote(20, ("torch 1 then, 2 now",)))
     again.logger.log_metrics({"loss": 0.0}, step=25)
     again.close()
     assert [row["step"] for row in read_metrics(run.run_context)] == [10, 20, 25]
     metadata = read_metadata(run.run_context)
     assert (metadata["status"], metadata["ended_at"]) == ("running", None)
-    assert [entry["step"] for entry in metadata["resumed"]] == [20]
+    (note,) = metadata["resumed"]
+    assert (note["step"], note["exact"], note["reasons"]) == (20, False, ["torch 1 then, 2 now"])
     assert load_config(run.run_context.config_path) == longer
 
 
@@ -226,6 +229,6 @@ def test_a_training_checkpoint_is_named_by_its_step_and_loads(make_config: MakeC
 
 
 def test_a_training_checkpoint_may_have_another_name(make_config: MakeConfig) -> None:
-    path = save(make_config, name="best.pt")
+    path = save(make_config, path=make_config().output_dir / "best.pt")
     assert path.name == "best.pt"
     assert load_checkpoint(path).trainer_state == {"global_step": 42}

@@ -27,7 +27,7 @@ from rl_training.experiment.runs import (
     read_metadata,
     read_metrics,
     slug,
-    truncate_metrics,
+    truncate_logs,
     update_metadata,
 )
 from rl_training.runtime.ppo_trainer import train_ppo
@@ -266,7 +266,7 @@ def test_a_run_without_metrics_has_none(tmp_path: Path) -> None:
 def test_metrics_are_cut_back_to_a_step_and_go_on_from_there(context: RunContext, step: int, kept: list[int]) -> None:
     with context.metrics_path.open("a") as file:
         file.write('{"step": 40, "lo')
-    truncate_metrics(context, step)
+    truncate_logs(context, step)
     logger = RunLogger(context)
     logger.log_metrics({"loss": 1.0}, step=100)
     logger.close()

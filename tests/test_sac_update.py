@@ -6,6 +6,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rl_training.algorithms.base import GradientStep
 from rl_training.algorithms.sac import SACLearner, actor_loss, critic_loss, soft_targets
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sampling import UniformSampler
@@ -82,11 +83,11 @@ def test_the_critic_step_leaves_the_actor_alone_and_the_reverse() -> None:
     learner = make_learner()
     batch = learner._to_device(make_replay().sample(16))
     actor, critics = learner.policy.params.flat.clone(), learner.critics.params.flat.clone()
-    learner._critic_step(batch, 1e-3)
+    learner._draw_and_take("critic step", batch, 1e-3)
     assert torch.equal(learner.policy.params.flat, actor)
     assert not torch.equal(learner.critics.params.flat, critics)
     critics = learner.critics.params.flat.clone()
-    learner._actor_step(batch, 1e-3)
+    learner._draw_and_take("actor step", batch, 1e-3)
     assert not torch.equal(learner.policy.params.flat, actor)
     assert torch.equal(learner.critics.params.flat, critics)
 
@@ -97,19 +98,20 @@ def test_the_target_comes_from_target_critics_at_a_current_action() -> None:
     batch = learner._to_device(make_replay().sample(16))
     constant = learner.critics.params.layout.tensors(learner._target.zero_())
     constant["critics.2.bias"][0], constant["critics.2.bias"][1] = 7.0, 3.0
-    twin = make_learner(alpha=0.5)  # draws the same noise
-    noise = twin._noise(batch["actions"])
+    twin = make_learner(alpha=0.5)
+    noise = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
     _, logprobs = twin.policy.sample(twin.policy.params.tensors(), batch["next_obs"], noise)
     targets = batch["rewards"] + batch["discounts"] * (3.0 - 0.5 * logprobs)
     values = twin.critics.forward(twin.critics.params.tensors(), batch["obs"], batch["actions"])
     expected = critic_loss(values, targets).item()
-    assert learner._critic_step(batch, 1e-3)[0].item() == pytest.approx(expected, rel=1e-5)
+    step = GradientStep("critic step", {**batch, "noise": noise}, {"learning_rate": 1e-3})
+    assert learner.take(step)[0].item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_targets_follow_the_critics_by_tau() -> None:
     learner = make_learner(tau=0.25)
     before = learner._target.clone()
-    learner._critic_step(learner._to_device(make_replay().sample(16)), 1e-3)
+    learner._draw_and_take("critic step", learner._to_device(make_replay().sample(16)), 1e-3)
     torch.testing.assert_close(learner._target, 0.75 * before + 0.25 * learner.critics.params.flat)
 
 
@@ -137,7 +139,7 @@ def test_the_target_entropy_is_minus_the_action_dimensions_unless_given() -> Non
 def test_the_temperature_rises_while_entropy_is_below_its_target(target: float, rises: bool) -> None:
     learner = make_learner(target_entropy=target)
     before = learner._log_alpha.item()
-    learner._actor_step(learner._to_device(make_replay().sample(16)), 1e-2)
+    learner._draw_and_take("actor step", learner._to_device(make_replay().sample(16)), 1e-2)
     assert (learner._log_alpha.item() > before) == rises
 
 

@@ -341,7 +341,7 @@ def test_a_run_whose_env_fails_in_mid_rollout_resumes_with_what_was_stored(
     assert saved.trainer_state["global_step"] == fails_at - 1
     assert saved.buffer_state["position"] == (fails_at - 1) % 16
     # The env shows its step: what is saved as the newest observation follows the newest stored one.
-    assert saved.trainer_state["last_obs"].item() == saved.buffer_state["obs"][-1].item() + 1
+    assert saved.trainer_state["obs"].item() == saved.buffer_state["obs"][-1].item() + 1
     resumed = resume_training(run_dir)
     assert resumed.metrics["global_step"] == 128
     metadata = read_metadata(context_of(run_dir))
@@ -419,7 +419,7 @@ def test_all_progress_survives_a_round_trip(make_config: MakeConfig) -> None:
     again = load_checkpoint(find_checkpoint(result.run_dir)).trainer_state
     for name in ("episodes", "iterated_at", "evaluated_at", "evaluation", "num_episodes"):
         assert again[name] == saved[name]
-    assert [number + 1 for number in saved["envs"]["episode_numbers"]] == again["envs"]["episode_numbers"]
+    assert saved["envs"]["episode_numbers"] == again["envs"]["episode_numbers"]
 
 
 def test_frames_per_second_are_measured(make_config: MakeConfig) -> None:

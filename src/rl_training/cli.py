@@ -1,6 +1,7 @@
 """The command line. Imports wait inside the commands, so that `--help` answers at once."""
 
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_training import __version__
-from rl_training.errors import ConfigError, RLTrainingError, TrainingInterrupted
+from rl_training.errors import (
+    ConfigError,
+    EnvironmentStepError,
+    NonFiniteUpdateError,
+    RLTrainingError,
+    TrainingInterrupted,
+)
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -16,6 +23,7 @@ if TYPE_CHECKING:
     from rl_training.runtime.callbacks import Callback
     from rl_training.runtime.trainer import Trainer
 
+FAILED = 1
 USER_ERROR = 2
 
 app = typer.Typer(
@@ -48,6 +56,14 @@ CheckpointOption = Annotated[
 ]
 
 
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", help="Any config value: key=value, algo_kwargs.gamma=0.98.")
+]
+StopAtReturnOption = Annotated[float | None, typer.Option(help="Stop once an evaluation reaches this.")]
+StopAfterOption = Annotated[float | None, typer.Option(help="Stop after this many minutes of training.")]
+PatienceOption = Annotated[int | None, typer.Option(help="Stop after this many evaluations without a better one.")]
+
+
 def load_config(path: Path | str) -> "TrainConfig":
     """Read and validate a YAML config, the algorithm's parameters too."""
     from rl_training.experiment.sources import read_yaml
@@ -75,11 +91,10 @@ def train(
     output_dir: Annotated[Path | None, typer.Option(help="Where run directories go.")] = None,
     total_timesteps: Annotated[int | None, typer.Option(help="Budget in env steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="The run's seed.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="Any config value: key=value, algo_kwargs.gamma=0.98.")
-    ] = None,
-    stop_at_return: Annotated[float | None, typer.Option(help="Stop once an evaluation reaches this.")] = None,
-    stop_after: Annotated[float | None, typer.Option(help="Stop after this many minutes.")] = None,
+    assignments: Assignments = None,
+    stop_at_return: StopAtReturnOption = None,
+    stop_after: StopAfterOption = None,
+    patience: PatienceOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show config and plan, train nothing.")] = False,
 ) -> int:
     """Train an agent from a YAML config, or from --algo and --env."""
@@ -98,7 +113,7 @@ def train(
     resolved = _resolve([*layers, read_assignments(assignments or [])])
     if dry_run:
         return _show_plan(resolved)
-    return _train(resolved.config, _stop_callbacks(stop_at_return, stop_after))
+    return _train(resolved.config, _stop_callbacks(stop_at_return, stop_after, patience))
 
 
 def _show_plan(resolved: "ResolvedConfig") -> int:
@@ -110,14 +125,16 @@ def _show_plan(resolved: "ResolvedConfig") -> int:
     return 0
 
 
-def _stop_callbacks(stop_at_return: float | None, stop_after: float | None) -> "list[Callback]":
-    from rl_training.runtime.callbacks import StopAfterWallTime, StopAtReturn
+def _stop_callbacks(stop_at_return: float | None, stop_after: float | None, patience: int | None) -> "list[Callback]":
+    from rl_training.runtime.callbacks import StopAfterWallTime, StopAtReturn, StopWithoutImprovement
 
     callbacks: list[Callback] = []
     if stop_at_return is not None:
         callbacks.append(StopAtReturn(stop_at_return))
     if stop_after is not None:
         callbacks.append(StopAfterWallTime(60.0 * stop_after))
+    if patience is not None:
+        callbacks.append(StopWithoutImprovement(patience))
     return callbacks
 
 
@@ -158,15 +175,50 @@ def resume(
     run: Annotated[Path | None, typer.Argument(metavar="[RUN_DIR]", help="Continue this run in place.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint file to fork, or a run directory.")] = None,
     total_timesteps: Annotated[int | None, typer.Option(help="New budget in env steps.")] = None,
+    assignments: Assignments = None,
+    stop_at_return: StopAtReturnOption = None,
+    stop_after: StopAfterOption = None,
+    patience: PatienceOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Let --set change what decides the run's course.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Only see whether this machine repeats the run.")] = False,
 ) -> int:
     """Continue a run directory in place, or fork a checkpoint file into a new run."""
     from rl_training.experiment.default_manager import DefaultExperimentManager
+    from rl_training.experiment.sources import Layer, read_assignments
     from rl_training.runtime.progress import ProgressDisplay
 
     source = run or checkpoint
     if source is None or (run and checkpoint):
         raise ConfigError("give either RUN_DIR or --checkpoint")
-    return _run(DefaultExperimentManager().resume(source, total_timesteps, [ProgressDisplay()]))
+    if verify:
+        return _verify(source)
+    budget = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
+    changes = Layer("flag", {**read_assignments(assignments or []).values, **budget})
+    callbacks = [ProgressDisplay(), *_stop_callbacks(stop_at_return, stop_after, patience)]
+    return _run(DefaultExperimentManager().resume(source, callbacks=callbacks, changes=changes, force=force))
+
+
+def _verify(run_dir: Path) -> int:
+    from rl_training.runtime.workflows import verify_resume
+
+    found = verify_resume(run_dir)
+    tried = len(found.equal) + len(found.different)
+    typer.echo(f"resumed from step {found.resumed_from}: {len(found.equal)} of {tried} stored digests are equal")
+    if found.different:
+        typer.echo(f"first difference at step {found.different[0]}: this machine does not repeat the run bit for bit")
+        return FAILED
+    return 0
+
+
+@app.command()
+def replay(run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run that stopped at a bad update.")]) -> int:
+    """Repeat the gradient step that a run refused because it was not finite."""
+    from rl_training.console import show_failed_step
+    from rl_training.runtime.workflows import replay_failed_step
+
+    failed = replay_failed_step(run)
+    show_failed_step(failed)
+    return FAILED if failed.message is None else 0
 
 
 @app.command("list")
@@ -181,15 +233,17 @@ def list_runs(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 0, 2 for a user's error, or 128 and the signal's number."""
+    """Run a command; the exit code is 0, 1 for a failed run, 2 for a user's error, or 128 and the signal's number."""
     command = typer.main.get_command(app)
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         return int(command.main(args=args or ["--help"], prog_name="rl-training", standalone_mode=False) or 0)
     except (typer.TyperException, RLTrainingError) as error:
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+        if isinstance(error, EnvironmentStepError) and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)  # the env's author needs it
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
-        return USER_ERROR
+        return FAILED if isinstance(error, (EnvironmentStepError, NonFiniteUpdateError)) else USER_ERROR
 
 
 def entry_point() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rl_training.experiment.validation import StrictModel
     from rl_training.runtime.plan import TrainingPlan
     from rl_training.runtime.trainer import TrainResult
+    from rl_training.runtime.workflows import FailedStep
 
 
 _RUN_COLUMNS = ("algorithm", "env", "seed", "steps", "best return", "status", "run")
@@ -56,6 +57,18 @@ def show_result(result: "TrainResult") -> None:
         ("learning curve", curve or "not drawn: pip install 'rl-training[plots]'"),
     ):
         print(f"{label + ':':16}{value}")
+
+
+def show_failed_step(failed: "FailedStep") -> None:
+    """The batch of a refused gradient step, field by field, and what came of taking it again."""
+    title = f"{failed.step.name} at env step {failed.global_step:,}"
+    table = _table(title, "field", "shape", "lowest", "highest", "mean", "not finite")
+    for name, field in failed.step.batch.items():
+        values = field.double()
+        numbers = [f"{number:.4g}" for number in (values.min(), values.max(), values.mean())]
+        table.add_row(name, str(tuple(field.shape)), *numbers, str(int((~values.isfinite()).sum())))
+    _console().print(table)
+    print(failed.message or "taken again, the step is finite: this machine does not repeat the failure")
 
 
 def show_plan(resolved: "ResolvedConfig", params: "StrictModel", plan: "TrainingPlan") -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class RLTrainingError(Exception):
@@ -28,8 +29,17 @@ class EnvironmentSetupError(RLTrainingError):
     """An environment that cannot be made, or whose spaces are not supported."""
 
 
-class EnvironmentStepError(RLTrainingError):
+class EnvironmentStepError(RLTrainingError, RuntimeError):
     """An environment that failed while it ran; the message names env, episode, seed, step and action."""
+
+
+class NonFiniteUpdateError(RLTrainingError, ArithmeticError):
+    """A gradient step whose loss or gradient is no finite number; the weights are those from before it."""
+
+    def __init__(self, message: str, step: Any) -> None:
+        super().__init__(message)
+        self.step = step
+        """What was not done, so that it can be looked at and repeated."""
 
 
 class CheckpointError(RLTrainingError):

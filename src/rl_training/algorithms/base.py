@@ -26,6 +26,18 @@ class UpdateResult:
     num_gradient_steps: int
 
 
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class GradientStep:
+    """One gradient step, ready to be taken: which of the learner's, on what, with which settings."""
+
+    name: str
+    batch: Batch
+    settings: dict[str, float]
+
+
 class Learner(Protocol):
     """Weights, optimizer and streams of one algorithm; `state_dict` is all it needs to go on."""
 
@@ -39,6 +51,12 @@ class Learner(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` stopped."""
 
+    def take(self, step: GradientStep) -> Any:
+        """Take one gradient step, and give numbers to watch.
+
+        One that is not finite changes no weight and raises `NonFiniteUpdateError`.
+        """
+
 
 class OnPolicyLearner(Learner, Protocol):
     """A learner that acts for a rollout, then learns from it once."""
@@ -51,9 +69,6 @@ class OnPolicyLearner(Learner, Protocol):
 
     def update(self, rollout: RolloutBuffer, step: int) -> UpdateResult:
         """Learn from the rollout that began at env step `step`."""
-
-
-Batch = dict[str, Tensor]
 
 
 class LearnerParams(StrictModel):

@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Batch, ExperienceNormalizer, OffPolicyParams, UpdateResult
-from rl_training.algorithms.optim import FlatAdam, clip_gradient
+from rl_training.algorithms.base import Batch, ExperienceNormalizer, GradientStep, OffPolicyParams, UpdateResult
+from rl_training.algorithms.optim import FlatAdam, check_finite, clip_gradient
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sampling import PrioritizedSampler
 from rl_training.experiment.schedules import PositiveSchedule, Schedule, crosses
@@ -102,16 +102,16 @@ class DQNLearner:
     def _learn(self, replay: ReplayBuffer, learning_rate: float) -> Tensor:
         batch = replay.sample(self.params.batch_size)
         batch["rewards"] = self.normalizer.rewards.apply(batch["rewards"])
-        errors, watched = self._step(batch, learning_rate)
+        errors, watched = self.take(GradientStep("temporal-difference step", batch, {"learning_rate": learning_rate}))
         if isinstance(replay.sampler, PrioritizedSampler):
             priorities = errors.abs().double().cpu().numpy() + 1e-6
             replay.sampler.update(batch["indices"].numpy(), priorities)
         return watched
 
-    def _step(self, batch: Batch, learning_rate: float) -> tuple[Tensor, Tensor]:
+    def take(self, step: GradientStep) -> tuple[Tensor, Tensor]:
         """One gradient step: from parameters, optimizer state and batch to new parameters, errors and numbers."""
         params = self.policy.params
-        batch = {name: field.to(params.flat.device) for name, field in batch.items()}
+        batch = {name: field.to(params.flat.device) for name, field in step.batch.items()}
         flat = params.flat.detach().requires_grad_()
         online = params.layout.tensors(flat)
         with torch.no_grad():
@@ -123,7 +123,8 @@ class DQNLearner:
         loss = huber_loss(errors, batch["weights"])
         (gradient,) = torch.autograd.grad(loss, flat)
         norm = clip_gradient(gradient, self.params.max_grad_norm)
-        self._optimizer.step(gradient, learning_rate)
+        check_finite(loss.detach(), norm, step)
+        self._optimizer.step(gradient, step.settings["learning_rate"])
         return errors.detach(), torch.stack([loss.detach(), values.detach().mean(), norm])
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Batch, LearnerParams, UpdateResult
-from rl_training.algorithms.optim import FlatAdam, clip_gradient
+from rl_training.algorithms.base import Batch, GradientStep, LearnerParams, UpdateResult
+from rl_training.algorithms.optim import FlatAdam, check_finite, clip_gradient
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Problem
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
@@ -184,21 +184,23 @@ class PPOLearner:
         watched: list[Tensor] = []
         for _ in range(self.params.update_epochs):
             for batch in rollout.iter_minibatches(minibatch_size=size, shuffle=True, generator=self._stream):
-                watched.append(self._step(batch, learning_rate, clip_coef))
+                step = GradientStep("minibatch", batch, {"learning_rate": learning_rate, "clip_coef": clip_coef})
+                watched.append(self.take(step))
                 if target_kl is not None and watched[-1][_APPROX_KL] > 1.5 * target_kl:
                     return watched
         return watched
 
-    def _step(self, batch: Batch, learning_rate: float, clip_coef: float) -> Tensor:
+    def take(self, step: GradientStep) -> Tensor:
         """One gradient step: from parameters, optimizer state and batch to new parameters and watched numbers."""
         params = self.policy.params
-        batch = {name: field.to(params.flat.device) for name, field in batch.items()}
+        batch = {name: field.to(params.flat.device) for name, field in step.batch.items()}
         flat = params.flat.detach().requires_grad_()
         output = self.policy.evaluate(params.layout.tensors(flat), batch["obs"], batch["actions"])
-        loss = ppo_loss(output, batch, self.params, clip_coef)
+        loss = ppo_loss(output, batch, self.params, step.settings["clip_coef"])
         (gradient,) = torch.autograd.grad(loss.total, flat)
         norm = clip_gradient(gradient, self.params.max_grad_norm)
-        self._optimizer.step(gradient, learning_rate)
+        check_finite(loss.watched[0], norm, step)
+        self._optimizer.step(gradient, step.settings["learning_rate"])
         return torch.cat([loss.watched, norm.reshape(1)])
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Batch, ExperienceNormalizer, OffPolicyParams, UpdateResult
-from rl_training.algorithms.optim import FlatAdam
+from rl_training.algorithms.base import Batch, ExperienceNormalizer, GradientStep, OffPolicyParams, UpdateResult
+from rl_training.algorithms.optim import FlatAdam, check_finite
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Float, PositiveInt
@@ -89,10 +89,11 @@ class SACLearner:
         actor_numbers: list[Tensor] = []
         for _ in range(num_gradient_steps):
             batch = self._to_device(replay.sample(self.params.batch_size))
-            critic_numbers.append(self._critic_step(batch, learning_rate))
+            critic_numbers.append(self._draw_and_take("critic step", batch, learning_rate))
             self._num_updates += 1
             if self._num_updates % self.params.policy_delay == 0:
-                actor_numbers += [self._actor_step(batch, learning_rate) for _ in range(self.params.policy_delay)]
+                repeats = range(self.params.policy_delay)
+                actor_numbers += [self._draw_and_take("actor step", batch, learning_rate) for _ in repeats]
         self.policy.params.sync_host()
         metrics: dict[str, int | float] = {"learning_rate": learning_rate, "ent_coef": self._log_alpha.exp().item()}
         metrics |= dict(zip(("critic_loss", "q_mean"), torch.stack(critic_numbers).mean(dim=0).tolist(), strict=True))
@@ -109,33 +110,43 @@ class SACLearner:
         batch["rewards"] = self.normalizer.rewards.apply(batch["rewards"])
         return batch
 
-    def _noise(self, like: Tensor) -> Tensor:
-        return torch.from_numpy(self._stream.standard_normal(like.shape, dtype=np.float32)).to(like.device)
+    def _draw_and_take(self, name: str, batch: Batch, learning_rate: float) -> Tensor:
+        noise = self._stream.standard_normal(batch["actions"].shape, dtype=np.float32)
+        batch = {**batch, "noise": torch.from_numpy(noise).to(self._target.device)}
+        return self.take(GradientStep(name, batch, {"learning_rate": learning_rate}))
 
-    def _critic_step(self, batch: Batch, learning_rate: float) -> Tensor:
+    def take(self, step: GradientStep) -> Tensor:
+        """One gradient step, of the critics or of actor and temperature; its batch has the noise of the actions."""
+        return self._critic_step(step) if step.name == "critic step" else self._actor_step(step)
+
+    def _critic_step(self, step: GradientStep) -> Tensor:
         """Move both critics towards the soft targets, then their targets towards them."""
-        layout = self.critics.params.layout
+        batch, layout = step.batch, self.critics.params.layout
         with torch.no_grad():
-            noise = self._noise(batch["actions"])
-            next_actions, next_logprobs = self.policy.sample(self.policy.params.tensors(), batch["next_obs"], noise)
+            next_actions, next_logprobs = self.policy.sample(
+                self.policy.params.tensors(), batch["next_obs"], batch["noise"]
+            )
             next_values = self.critics.forward(layout.tensors(self._target), batch["next_obs"], next_actions)
             targets = soft_targets(batch, next_values, next_logprobs, self._log_alpha.exp())
         flat = self.critics.params.flat.detach().requires_grad_()
         values = self.critics.forward(layout.tensors(flat), batch["obs"], batch["actions"])
         loss = critic_loss(values, targets)
         (gradient,) = torch.autograd.grad(loss, flat)
-        self._critic_optimizer.step(gradient, learning_rate)
+        check_finite(loss.detach(), torch.linalg.vector_norm(gradient), step)
+        self._critic_optimizer.step(gradient, step.settings["learning_rate"])
         self._target.lerp_(self.critics.params.flat, self.params.tau)
         return torch.stack([loss.detach(), values.detach().mean()])
 
-    def _actor_step(self, batch: Batch, learning_rate: float) -> Tensor:
+    def _actor_step(self, step: GradientStep) -> Tensor:
         """Move the actor towards the critics' maximum, then the temperature towards its target entropy."""
+        batch, learning_rate = step.batch, step.settings["learning_rate"]
         layout = self.policy.params.layout
         flat = self.policy.params.flat.detach().requires_grad_()
-        actions, logprobs = self.policy.sample(layout.tensors(flat), batch["obs"], self._noise(batch["actions"]))
+        actions, logprobs = self.policy.sample(layout.tensors(flat), batch["obs"], batch["noise"])
         values = self.critics.forward(self.critics.params.tensors(), batch["obs"], actions)
         loss = actor_loss(values, logprobs, self._log_alpha.exp())
         (gradient,) = torch.autograd.grad(loss, flat)
+        check_finite(loss.detach(), torch.linalg.vector_norm(gradient), step)
         self._actor_optimizer.step(gradient, learning_rate)
         entropy = -logprobs.detach().mean()
         if self.params.alpha == "auto":

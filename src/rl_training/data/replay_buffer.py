@@ -1,5 +1,6 @@
 """Off-policy storage: the newest transitions in one ring, n-step returns at sampling."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -85,9 +86,15 @@ class ReplayBuffer:
         self._head = (self._head + count) % self.capacity
         self._size = min(self._size + count, self.capacity)
 
-    def cut(self) -> None:
-        """Treat the running episodes as truncated after their newest step, because they will not be continued."""
-        newest = (self._head - 1 - np.arange(min(self.num_envs, self._size))) % self.capacity
+    def cut(self, envs: Sequence[int], last_obs: Any = None) -> None:
+        """Treat the running episodes of `envs` as truncated after their newest step: they will not be continued.
+
+        `last_obs` is stored with that step already.
+        """
+        del last_obs
+        if not self._size:
+            return
+        newest = (self._head - self.num_envs + np.array(envs, dtype=np.int64)) % self.capacity
         columns = {name: self._array[:, self._columns[name]] for name in ("dones", "truncated")}
         columns["truncated"][newest] = np.maximum(columns["truncated"][newest], 1.0 - columns["dones"][newest])
         if self._frames:

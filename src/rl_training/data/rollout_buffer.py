@@ -1,6 +1,6 @@
 """On-policy storage: one rollout of `num_steps` steps from `num_envs` envs, and its advantages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,13 +104,20 @@ class RolloutBuffer:
             last = torch.as_tensor(last_obs[env]).to(self.obs.device, self.obs.dtype, copy=True)
             self._last_obs[self.position, int(env)] = last
 
-    def cut(self, last_obs: Any) -> None:
-        """Treat the running episodes as truncated after the newest step, because they will not be continued."""
+    def cut(self, envs: Sequence[int], last_obs: Any) -> None:
+        """Treat the running episodes of `envs` as truncated after the newest step: they will not be continued.
+
+        `last_obs` [env, ...] is where that step led.
+        """
+        if self.position == 0:
+            return
         self.position -= 1
-        running = ~self.dones[self.position]
-        self.truncated[self.position] |= running
-        self.dones[self.position] = True
-        self._keep_last_obs(running.cpu().numpy(), last_obs)
+        cut = torch.zeros_like(self.dones[self.position])
+        cut[list(envs)] = True
+        cut &= ~self.dones[self.position]
+        self.truncated[self.position] |= cut
+        self.dones[self.position] |= cut
+        self._keep_last_obs(cut.cpu().numpy(), last_obs)
         self.position += 1
 
     def truncated_last_obs(self) -> Tensor:

@@ -133,9 +133,8 @@ class EpisodeTracker:
 
     def check_numbers(self, obs: Any, actions: Array, rewards: FloatArray) -> None:
         """Refuse observations or rewards that are no finite numbers, before anything learns from them."""
-        # One sum finds them all; that it may overflow by itself is looked at in the second place.
         floats = isinstance(obs, np.ndarray) and obs.dtype.kind == "f"
-        if math.isfinite(rewards.sum()) and not (floats and not math.isfinite(obs.sum())):
+        if np.isfinite(rewards).all() and not (floats and not np.isfinite(obs).all()):
             return
         for index in range(len(rewards)):
             where = self.locate(index, actions[index])

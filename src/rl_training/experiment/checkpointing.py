@@ -6,7 +6,6 @@ import json
 import pickle
 import re
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,15 +129,16 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 def step_checkpoints(directory: Path) -> list[Path]:
     """The checkpoints named by step, newest first."""
-    found = [(int(match[1]), path) for path, match in _step_names(directory)]
-    return [path for _, path in sorted(found, reverse=True)]
+    named = [path for path in directory.glob("step_*.pt") if _STEP_NAME.fullmatch(path.name)]
+    return sorted(named, key=step_of, reverse=True)
 
 
-def _step_names(directory: Path) -> Iterator[tuple[Path, re.Match[str]]]:
-    for path in directory.glob("step_*.pt"):
-        match = _STEP_NAME.fullmatch(path.name)
-        if match:
-            yield path, match
+def step_of(path: Path) -> int:
+    """The env step that a checkpoint is named by."""
+    match = _STEP_NAME.fullmatch(path.name)
+    if match is None:
+        raise CheckpointError(f"{path.name} is not named by a step")
+    return int(match[1])
 
 
 def find_checkpoint(path: Path | str, *, best: bool = False) -> Path:

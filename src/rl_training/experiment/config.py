@@ -41,6 +41,22 @@ def _known_device(name: str) -> str:
     return name
 
 
+# What a resumed run may have otherwise than before without taking another course.
+_FREE_TO_CHANGE = (
+    "total_timesteps",
+    "output_dir",
+    "eval_episodes",
+    "eval_interval",
+    "log_interval",
+    "checkpoint_interval",
+    "checkpoint_seconds",
+    "keep_checkpoints",
+    "step_timeout",
+    "env_restarts",
+    "vectorization",
+    "tags",
+)
+
 PlainDict = dict[str, Annotated[Any, AfterValidator(_checked_plain)]]
 Name = Annotated[str, Field(strict=True, min_length=1)]
 
@@ -82,6 +98,26 @@ def plain_config(config: TrainConfig) -> dict[str, Any]:
     """The config as plain values, ready for YAML, JSON or a checkpoint."""
     plain: dict[str, Any] = _plain(config.model_dump(exclude={"output_dir"}))
     return {**plain, "output_dir": str(config.output_dir)}
+
+
+def binding_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Where two plain configs differ in what decides a run's course; budget, intervals and places are free."""
+    return [
+        f"{path}: {old} then, {new} now"
+        for path, (old, new) in _changes(before, after).items()
+        if path not in _FREE_TO_CHANGE
+    ]
+
+
+def _changes(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in {**before, **after}:
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found |= _changes(old, new, f"{prefix}{name}.")
+        elif old != new:
+            found[prefix + name] = (old, new)
+    return found
 
 
 def resolve_params(model: type[ParamsT], config: TrainConfig) -> ParamsT:

@@ -6,9 +6,10 @@ from pathlib import Path
 from rl_training.errors import TrainingStateError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.sources import Layer
 from rl_training.runtime.callbacks import Callback, CallbackList
 from rl_training.runtime.trainer import Trainer, TrainResult
-from rl_training.runtime.workflows import prepare_resume
+from rl_training.runtime.workflows import budget_layer, prepare_resume
 
 
 class PreparedTrainer:
@@ -43,8 +44,14 @@ class DefaultExperimentManager:
         checkpoint: Path | str,
         total_timesteps: int | None = None,
         callbacks: Iterable[Callback] | None = None,
+        *,
+        changes: Layer | None = None,
+        force: bool = False,
     ) -> Trainer:
-        """A trainer that goes on: in place for a run directory, in a new one for a checkpoint file."""
-        continuation = prepare_resume(checkpoint, total_timesteps)
+        """A trainer that goes on: in place for a run directory, in a new one for a checkpoint file.
+
+        `changes` to what decides the run's course are refused, unless they are forced.
+        """
+        continuation = prepare_resume(checkpoint, changes or budget_layer(total_timesteps), force=force)
         listeners = CallbackList(callbacks).callbacks
         return PreparedTrainer(lambda: continuation.train(callbacks=listeners))

@@ -10,11 +10,12 @@ from rl_training.experiment.runs import RunContext
 
 
 class RunLogger:
-    """Appends metrics to the run directory; the x-axis is env steps, all envs counted."""
+    """Appends metrics and digests to the run directory; the x-axis is env steps, all envs counted."""
 
     def __init__(self, context: RunContext, resumed_at: int | None = None) -> None:
         # Line-buffered: a crash loses at most the line being written.
         self._file = context.metrics_path.open("a", buffering=1, encoding="utf-8")
+        self._digests = context.digests_path.open("a", buffering=1, encoding="utf-8")
         self._tensorboard_dir = context.tensorboard_dir
         self._writer: Any = None
         self._tensorboard_failed = False
@@ -26,6 +27,10 @@ class RunLogger:
         self._file.write(json.dumps({"step": step, "time": round(time.time(), 3), **finite}) + "\n")
         if not self._tensorboard_failed:
             self._mirror(metrics, step)
+
+    def log_digest(self, digest: str, step: int) -> None:
+        """Write what the state of the run amounts to at `step`, for whoever repeats it."""
+        self._digests.write(json.dumps({"step": step, "sha256": digest}) + "\n")
 
     def _mirror(self, metrics: dict[str, int | float], step: int) -> None:
         try:
@@ -46,6 +51,7 @@ class RunLogger:
     def close(self) -> None:
         """Flush and close; closing twice is fine."""
         self._file.close()
+        self._digests.close()
         try:
             if self._writer is not None:
                 self._writer.close()

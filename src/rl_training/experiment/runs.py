@@ -18,6 +18,7 @@ from rl_training.experiment.dialect import ConfigDumper
 from rl_training.experiment.files import write_text
 
 METRICS_FILE = "metrics.jsonl"
+DIGESTS_FILE = "digests.jsonl"
 METADATA_FILE = "metadata.json"
 CURVE_FILE = "learning_curve.png"
 _MAX_NAME = 70  # characters per part: with three of them and a seed, a whole id stays below 255
@@ -38,6 +39,16 @@ class RunContext:
     def metrics_path(self) -> Path:
         """One JSON object per line: the truth about what was measured."""
         return self.run_dir / METRICS_FILE
+
+    @property
+    def digests_path(self) -> Path:
+        """One line per log: what the state amounted to, to the last bit."""
+        return self.run_dir / DIGESTS_FILE
+
+    @property
+    def failure_path(self) -> Path:
+        """The newest gradient step that was refused, with the learner as it was then."""
+        return self.run_dir / "failure" / "update.pt"
 
 
 def slug(name: str) -> str:
@@ -123,10 +134,19 @@ def update_metadata(context: RunContext, **changes: Any) -> None:
 
 def read_metrics(context: RunContext) -> list[dict[str, Any]]:
     """The lines of the metrics file; a last line that a crash has torn is left out."""
-    if not context.metrics_path.exists():
+    return _read_lines(context.metrics_path)
+
+
+def read_digests(context: RunContext) -> dict[int, str]:
+    """The digests of the run's state, by env step."""
+    return {row["step"]: row["sha256"] for row in _read_lines(context.digests_path)}
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
-    for line in context.metrics_path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             rows.append(json.loads(line))
         except ValueError:
@@ -134,10 +154,11 @@ def read_metrics(context: RunContext) -> list[dict[str, Any]]:
     return rows
 
 
-def truncate_metrics(context: RunContext, step: int) -> None:
+def truncate_logs(context: RunContext, step: int) -> None:
     """Drop what was measured after `step`, because it will be measured again."""
-    kept = [row for row in read_metrics(context) if row["step"] <= step]
-    write_text(context.metrics_path, "".join(json.dumps(row) + "\n" for row in kept))
+    for path in (context.metrics_path, context.digests_path):
+        kept = [row for row in _read_lines(path) if row["step"] <= step]
+        write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def find_runs(root: Path) -> Iterator[RunContext]:

@@ -4,6 +4,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from typing import Any, Protocol, runtime_checkable
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.errors import ConfigError
@@ -31,6 +32,17 @@ class Callback:
 
     def on_train_end(self, trainer: TrainerState, result: TrainResult) -> None:
         """The run is over, for whatever reason; its last checkpoint is written."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A callback with a memory, which goes into checkpoints: tensors and plain values."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the callback remembers."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` stopped."""
 
 
 class CallbackList(Callback):
@@ -76,6 +88,24 @@ class CallbackList(Callback):
         if errors:
             raise errors[0]
 
+    def state_dict(self) -> list[dict[str, Any]]:
+        """What the callbacks that have a memory remember, in order."""
+        return [
+            {"name": type(callback).__qualname__, "state": callback.state_dict()}
+            for callback in self.callbacks
+            if isinstance(callback, Stateful)
+        ]
+
+    def load_state_dict(self, saved: list[dict[str, Any]]) -> None:
+        """Give each callback what the saved one of the same class remembered; others begin anew."""
+        waiting = list(saved)
+        for callback in self.callbacks:
+            name = type(callback).__qualname__
+            found = next((entry for entry in waiting if entry["name"] == name), None)
+            if found is not None and isinstance(callback, Stateful):
+                waiting.remove(found)
+                callback.load_state_dict(found["state"])
+
 
 class StopAtReturn(Callback):
     """Ends the run once an evaluation's mean return reaches `threshold`."""
@@ -91,14 +121,43 @@ class StopAtReturn(Callback):
             trainer.request_stop(f"evaluation reached {metrics['eval_return_mean']:g}")
 
 
+class StopWithoutImprovement(Callback):
+    """Ends the run once `patience` evaluations in a row have not raised the best mean return by more than `margin`."""
+
+    def __init__(self, patience: int, margin: float = 0.0) -> None:
+        if patience < 1:
+            raise ConfigError(f"patience={patience}: at least 1 evaluation is needed")
+        self.patience, self.margin = patience, margin
+        self._best = -math.inf
+        self._waited = 0
+
+    def on_eval_end(self, trainer: TrainerState, metrics: MetricDict) -> None:
+        """Compare with the best so far."""
+        if metrics["eval_return_mean"] > self._best + self.margin:
+            self._best, self._waited = metrics["eval_return_mean"], 0
+            return
+        self._waited += 1
+        if self._waited >= self.patience:
+            trainer.request_stop(f"no better evaluation than {self._best:g} in {self.patience}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best return, and how long it has stood."""
+        return {"best": self._best, "waited": self._waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` stopped."""
+        self._best, self._waited = float(state["best"]), int(state["waited"])
+
+
 class StopAfterWallTime(Callback):
-    """Ends the run once `seconds` have passed since it started."""
+    """Ends the run once it has trained for `seconds`, earlier parts of a resumed run included."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         if not (math.isfinite(seconds) and seconds > 0.0):
             raise ConfigError(f"seconds={seconds}: give a positive time")
         self.seconds = seconds
         self._clock = clock
+        self._earlier = 0.0
         self._started_at = clock()
 
     def on_train_start(self, trainer: TrainerState) -> None:
@@ -109,5 +168,16 @@ class StopAfterWallTime(Callback):
     def on_collect_end(self, trainer: TrainerState, result: CollectResult) -> None:
         """Look at the clock."""
         del result
-        if self._clock() - self._started_at >= self.seconds:
+        if self._elapsed() >= self.seconds:
             trainer.request_stop(f"{self.seconds:g} s of wall time have passed")
+
+    def _elapsed(self) -> float:
+        return self._earlier + self._clock() - self._started_at
+
+    def state_dict(self) -> dict[str, Any]:
+        """The seconds used so far."""
+        return {"elapsed": self._elapsed()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` stopped."""
+        self._earlier = float(state["elapsed"])

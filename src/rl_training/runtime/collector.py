@@ -36,6 +36,8 @@ class Collection:
     """Experience as it comes in: always in step with what is stored, also when an exception cuts it short."""
 
     obs: Any
+    actions: Any = None
+    """Drawn for `obs` and not taken yet, so that a step which failed can be taken again as it was."""
     num_env_steps: int = 0
     episodes: list[Episode] = field(default_factory=list)
 
@@ -47,7 +49,7 @@ class Collection:
     def move_on(self, envs: EpisodeVectorEnv, next_obs: Any, infos: dict[str, Any], ended: Any) -> None:
         """Count a stored step, and start the next episodes of the envs that ended with it."""
         self.num_env_steps += envs.num_envs
-        self.obs = next_obs
+        self.obs, self.actions = next_obs, None
         if ended.any():
             self.episodes += finished_episodes(infos)
             self.obs, _ = envs.reset(options={"reset_mask": ended})
@@ -63,12 +65,13 @@ def collect_rollout(
 ) -> None:
     """Fill the rollout from `collection.obs` on; stops early, between two steps, when interrupted."""
     while not rollout.full and not interrupted():
-        actions = learner.act(collection.obs)
-        next_obs, rewards, terminated, truncated, infos = envs.step(learner.policy.to_env(actions))
+        if collection.actions is None:
+            collection.actions = learner.act(collection.obs)
+        next_obs, rewards, terminated, truncated, infos = envs.step(learner.policy.to_env(collection.actions))
         ended = terminated | truncated
         rollout.add(
             obs=collection.obs,
-            actions=actions,
+            actions=collection.actions,
             rewards=rewards,
             dones=ended,
             truncated=truncated & ~terminated,
@@ -89,8 +92,9 @@ def collect_transitions(
     """Store transitions from env step `steps[0]` until `steps[1]` is reached or passed, or until interrupted."""
     start, until = steps
     while start + collection.num_env_steps < until and not interrupted():
-        obs = collection.obs
-        actions = learner.act(obs, start + collection.num_env_steps)
+        if collection.actions is None:
+            collection.actions = learner.act(collection.obs, start + collection.num_env_steps)
+        obs, actions = collection.obs, collection.actions
         next_obs, rewards, terminated, truncated, infos = envs.step(learner.policy.to_env(actions))
         ended = terminated | truncated
         replay.add(obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, dones=terminated, truncated=truncated)

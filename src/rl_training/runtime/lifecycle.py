@@ -2,20 +2,31 @@
 
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from rl_training.envs.vector import Restoration
 from rl_training.errors import TrainingInterrupted
 from rl_training.experiment.checkpointing import CheckpointState
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
 from rl_training.experiment.runs import update_metadata
 from rl_training.runtime.callbacks import CallbackList
-from rl_training.runtime.run_utils import create_training_run, refusing_misfits, reopen_training_run
-from rl_training.runtime.session import SavedProgress, TrainingParts, TrainingSession
+from rl_training.runtime.run_utils import (
+    create_training_run,
+    note_resume,
+    refusing_misfits,
+    reopen_training_run,
+    versions,
+)
+from rl_training.runtime.saved import ResumeNote, SavedProgress
+from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.trainer import TrainResult
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,7 @@ def run_training(
     try:
         with _stop_signals(session):
             options.callbacks.on_train_start(session.state)
+            session.begin()
             loop(session)
             result = session.finish()
     except BaseException as error:
@@ -53,28 +65,44 @@ def run_training(
 def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions) -> TrainingSession:
     """Everything that can go wrong in setting up does so before the directory is made."""
     saved = options.checkpoint_state
-    progress = None
-    if saved is not None:
-        with refusing_misfits(config):
-            parts.learner.load_state_dict(saved.algorithm_state)
-            parts.buffer.load_state_dict(saved.buffer_state)
-            parts.envs.tracker.load_state_dict(saved.trainer_state["envs"])
-            progress = SavedProgress.from_state(saved.trainer_state)
-            parent = {"run_id": saved.metadata["run_id"], "step": progress.global_step}
-    first_obs, _ = parts.envs.reset()
-    if options.run_dir is not None and progress is not None:
-        run = reopen_training_run(options.run_dir, config, progress.global_step)
-        return TrainingSession(config, parts, run, options.callbacks, first_obs, progress)
-    run = create_training_run(config, options.run_suffix)
-    if progress is not None:
+    if saved is None:
+        obs, _ = parts.envs.reset()
+        run = create_training_run(config, options.run_suffix)
+        return TrainingSession(config, parts, run, options.callbacks, obs)
+    with refusing_misfits(config):
+        progress = SavedProgress.from_state(saved.trainer_state)
+        parts.learner.load_state_dict(saved.algorithm_state)
+        parts.buffer.load_state_dict(saved.buffer_state)
+        restoration = parts.envs.restore(progress.envs, progress.obs)
+        parent = {"run_id": saved.metadata["run_id"], "step": progress.global_step}
+    note = ResumeNote(progress.global_step, tuple(_differences(config, saved, restoration)))
+    if restoration.failures:
+        warnings.warn(str(note), stacklevel=2)
+        parts.buffer.cut(list(restoration.failures), progress.obs)
+        progress = progress.without_actions()
+    if options.run_dir is not None:
+        run = reopen_training_run(options.run_dir, config, note)
+    else:
+        run = create_training_run(config, options.run_suffix)
         update_metadata(run.run_context, parent=parent)
+        note_resume(run.run_context, note)
         progress = progress.forked()
-    return TrainingSession(config, parts, run, options.callbacks, first_obs, progress)
+    session = TrainingSession(config, parts, run, options.callbacks, restoration.obs, progress=progress)
+    session.state.resumed = note
+    return session
+
+
+def _differences(config: TrainConfig, saved: CheckpointState, restoration: Restoration) -> list[str]:
+    """Why the run may not go on to the last bit as it would have."""
+    before, now = saved.metadata["versions"], versions()
+    reasons = [f"env {index} began a new episode, because {why}" for index, why in restoration.failures.items()]
+    reasons += [f"{name} {before.get(name)} then, {now[name]} now" for name in now if before.get(name) != now[name]]
+    return reasons + binding_changes(plain_config(TrainConfig(**saved.config)), plain_config(config))
 
 
 @contextmanager
 def _stop_signals(session: TrainingSession) -> Iterator[None]:
-    """The first SIGINT or SIGTERM asks the loop to stop and save, the next one stops at once."""
+    """The first SIGINT, SIGTERM or SIGUSR1 asks the loop to stop and save, the next one stops at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return
@@ -83,10 +111,11 @@ def _stop_signals(session: TrainingSession) -> Iterator[None]:
         del frame
         if session.signal_number is not None:
             raise KeyboardInterrupt
-        session.signal_number = number
+        # Schedulers announce the end of a job by SIGUSR1: it is a polite SIGTERM.
+        session.signal_number = signal.SIGTERM if number == signal.SIGUSR1 else number
         session.state.request_stop(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in _STOP_SIGNALS}
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from gymnasium import spaces
@@ -26,23 +27,19 @@ def run_off_policy(
     session: TrainingSession, envs: EpisodeVectorEnv, learner: OffPolicyLearner, replay: ReplayBuffer
 ) -> None:
     """Train until the session is finished. A vector step counts `num_envs` env steps, so the budget may be passed."""
-    replay.cut()  # resumed: the episodes that were running are given up
-    obs = session.first_obs
     while not session.finished:
-        before = session.state.global_step
-        until = next_boundary(learner.params, session.config, before)
-        with session.collecting(obs) as collection:
-            collect_transitions(
-                envs, learner, replay, collection, steps=(before, until), interrupted=session.interrupted
-            )
-        obs = collection.obs
-        if session.interrupted():
+        before = session.iterated_at
+        steps = session.state.global_step, next_boundary(learner.params, session.config, before)
+        with session.collecting() as collection:
+            collect_transitions(envs, learner, replay, collection, steps=steps, interrupted=session.interrupted)
+        now = session.state.global_step
+        if now < steps[1]:
             return
-        owed = updates_owed(learner.params, before, session.state.global_step)
+        owed = updates_owed(learner.params, before, now)
         if owed:
-            session.updated(learner.update(replay, session.state.global_step, owed))
+            session.learn(partial(learner.update, replay, now, owed))
         else:
-            session.iterated()
+            session.skip_learning()
 
 
 def next_boundary(params: OffPolicyParams, config: TrainConfig, step: int) -> int:

@@ -22,16 +22,18 @@ from rl_training import __version__
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
 from rl_training.experiment.config import TrainConfig, plain_config
+from rl_training.experiment.locking import RunLock
 from rl_training.experiment.logging import RunLogger
 from rl_training.experiment.runs import (
     RunContext,
     context_of,
     create_run_context,
     read_metadata,
-    truncate_metrics,
+    truncate_logs,
     update_metadata,
     write_config,
 )
+from rl_training.runtime.saved import ResumeNote
 from rl_training.runtime.types import MetricDict
 
 
@@ -41,10 +43,12 @@ class TrainingRun:
 
     run_context: RunContext
     logger: RunLogger
+    lock: RunLock
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files, and let others have the directory."""
         self.logger.close()
+        self.lock.release()
 
 
 def resolve_device(name: str) -> torch.device:
@@ -84,24 +88,37 @@ def serialize_train_config(config: TrainConfig) -> dict[str, Any]:
 def create_training_run(config: TrainConfig, run_suffix: str | None = None) -> TrainingRun:
     """Create the run directory with config and metadata, and open its logger."""
     context = create_run_context(config, run_suffix)
+    lock = RunLock(context.run_dir).acquire()
     try:
         write_config(context, config)
         update_metadata(context, **_describe_run(context, config))
-        return TrainingRun(context, RunLogger(context))
+        return TrainingRun(context, RunLogger(context), lock)
     except BaseException:
+        lock.release()
         shutil.rmtree(context.run_dir, ignore_errors=True)
         raise
 
 
-def reopen_training_run(run_dir: Path, config: TrainConfig, step: int) -> TrainingRun:
-    """Open an existing run directory to go on from `step`; what was measured later is dropped."""
+def reopen_training_run(run_dir: Path, config: TrainConfig, note: ResumeNote) -> TrainingRun:
+    """Open an existing run directory to go on as `note` says; what was measured later is dropped."""
     context = context_of(run_dir)
-    resumed = [*read_metadata(context).get("resumed", []), {"step": step, "at": _now()}]
-    write_config(context, config)
-    truncate_metrics(context, step)
-    outcome = {"ended_at": None, "stop_reason": None, "error": None, "metrics": None}
-    update_metadata(context, status="running", total_timesteps=config.total_timesteps, resumed=resumed, **outcome)
-    return TrainingRun(context, RunLogger(context, resumed_at=step))
+    lock = RunLock(run_dir).acquire()
+    try:
+        write_config(context, config)
+        truncate_logs(context, note.step)
+        outcome = {"ended_at": None, "stop_reason": None, "error": None, "metrics": None}
+        update_metadata(context, status="running", total_timesteps=config.total_timesteps, **outcome)
+        note_resume(context, note)
+        return TrainingRun(context, RunLogger(context, resumed_at=note.step), lock)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def note_resume(context: RunContext, note: ResumeNote) -> None:
+    """Write into the metadata from where the run went on, and whether to the last bit."""
+    resumed = [*read_metadata(context).get("resumed", []), {**note.to_metadata(), "at": _now()}]
+    update_metadata(context, resumed=resumed)
 
 
 def save_training_checkpoint(
@@ -112,9 +129,9 @@ def save_training_checkpoint(
     buffer_state: dict[str, Any],
     trainer_state: dict[str, Any],
     metrics: MetricDict,
-    name: str | None = None,
+    path: Path | None = None,
 ) -> Path:
-    """Write `step_<global_step>.pt`, or `name`, into the run's checkpoint directory."""
+    """Write `step_<global_step>.pt` into the run's checkpoint directory, or to another `path`."""
     metadata = {
         "run_id": run_context.run_id,
         "metrics": dict(metrics),
@@ -128,8 +145,7 @@ def save_training_checkpoint(
         config=serialize_train_config(config),
         metadata=metadata,
     )
-    name = name or f"step_{trainer_state['global_step']}.pt"
-    return save_checkpoint(run_context.checkpoints_dir / name, state)
+    return save_checkpoint(path or run_context.checkpoints_dir / f"step_{trainer_state['global_step']}.pt", state)
 
 
 @contextmanager

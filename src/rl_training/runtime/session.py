@@ -3,25 +3,26 @@
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-import torch
-
 from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.errors import NonFiniteUpdateError
 from rl_training.experiment.checkpointing import BEST_NAME, prune_checkpoints
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.digests import digest
 from rl_training.experiment.runs import read_metadata, update_metadata
 from rl_training.experiment.schedules import crosses
 from rl_training.runtime.callbacks import CallbackList
 from rl_training.runtime.collector import Collection, CollectResult, Episode, episode_metrics
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.run_utils import TrainingRun, end_run, save_training_checkpoint
+from rl_training.runtime.saved import SavedProgress
 from rl_training.runtime.trainer import Status, TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
 
@@ -37,6 +38,9 @@ class Buffer(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` stopped."""
 
+    def cut(self, envs: Sequence[int], last_obs: Any) -> None:
+        """Treat the running episodes of these envs as truncated, because they will not be continued."""
+
 
 @dataclass(frozen=True)
 class TrainingParts:
@@ -45,34 +49,6 @@ class TrainingParts:
     learner: Learner
     buffer: Buffer
     envs: EpisodeVectorEnv
-
-
-@dataclass(frozen=True)
-class SavedProgress:
-    """How far a saved run had come."""
-
-    global_step: int
-    num_updates: int
-    num_episodes: int
-    best_return: float | None
-    metrics: MetricDict
-    evaluation: MetricDict
-    evaluated_at: int
-    iterated_at: int
-    episodes: tuple[Episode, ...]
-    last_obs: Any
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> "SavedProgress":
-        """Out of a checkpoint's trainer state."""
-        values = {name: state[name] for name in cls.__dataclass_fields__}
-        values["episodes"] = tuple(Episode(*episode) for episode in state["episodes"])
-        values["last_obs"] = None if state["last_obs"] is None else state["last_obs"].numpy()
-        return cls(**values)
-
-    def forked(self) -> "SavedProgress":
-        """For a new directory, where the parent's best checkpoint does not lie."""
-        return replace(self, best_return=None)
 
 
 class TrainingSession:
@@ -84,26 +60,31 @@ class TrainingSession:
         parts: TrainingParts,
         run: TrainingRun,
         callbacks: CallbackList,
-        first_obs: Any,
+        obs: Any,
+        *,
         progress: SavedProgress | None = None,
     ) -> None:
         self.config = config
         self.parts = parts
         self.callbacks = callbacks
         self.state = TrainerState(config.algo, run.run_context.run_dir, config)
-        self.first_obs = first_obs
-        """What the envs show now; `last_obs` is where the newest stored step led."""
-        self.last_obs = None if progress is None else progress.last_obs
+        self.obs = obs
+        """What the envs show now."""
+        self.iterated_at = 0
+        """The env step at which the newest whole iteration of the loop ended."""
         self.signal_number: int | None = None
         self._run = run
         self._evaluator = Evaluator(config)
         self._episodes: deque[Episode] = deque(maxlen=_RETURN_WINDOW)
         self._evaluation: MetricDict = {}
         self._evaluated_at = -1
+        self._due: list[str] = []
+        self._actions: Any = None
+        self._half_learnt = False
         self._checkpoint_path = run.run_context.checkpoints_dir / "step_0.pt"
         self._saved_at_step = -1
         self._saved_at_time = self._logged_at_time = self._started_at_time = time.monotonic()
-        self._logged_at_step = self._iterated_at_step = 0
+        self._logged_at_step = self._timed_from_step = 0
         self._announced_end = False
         self._earlier_seconds = float(read_metadata(run.run_context).get("wall_seconds", 0.0))
         if progress is not None:
@@ -111,25 +92,31 @@ class TrainingSession:
 
     @property
     def finished(self) -> bool:
-        """Whether the budget is used up, or somebody asked to stop."""
-        return self.state.global_step >= self.config.total_timesteps or self.state.stop_reason is not None
+        """Whether the budget is used up in whole iterations, or somebody asked to stop."""
+        return self.iterated_at >= self.config.total_timesteps or self.state.stop_reason is not None
 
     def interrupted(self) -> bool:
         """Whether a signal asks to stop between two env steps."""
         return self.signal_number is not None
 
+    def begin(self) -> None:
+        """Save a new run, so that it can be resumed from its first moment on; do what a resumed one was due to do."""
+        if self.state.resumed is None:
+            self.save()
+        self.settle()
+
     @contextmanager
-    def collecting(self, obs: Any) -> Iterator[Collection]:
-        """Count what is collected from `obs` on, also when an exception cuts it short; then tell the callbacks."""
-        collection = Collection(obs)
+    def collecting(self) -> Iterator[Collection]:
+        """Count what is collected from here on, also when an exception cuts it short; then tell the callbacks."""
+        collection = Collection(self.obs, self._actions)
         try:
             yield collection
         finally:
+            self.obs, self._actions = collection.obs, collection.actions
             self._count(collection.result())
         self.callbacks.on_collect_end(self.state, collection.result())
 
     def _count(self, result: CollectResult) -> None:
-        self.last_obs = result.last_obs
         self.state.global_step += result.num_env_steps
         self.state.num_episodes += result.num_episodes
         if result.episodes:
@@ -137,41 +124,63 @@ class TrainingSession:
             averages = episode_metrics(list(self._episodes))
             self.state.metrics |= {f"rollout/{name}": value for name, value in averages.items()}
 
-    def updated(self, result: UpdateResult) -> None:
-        """Count an update, which ends one iteration of the loop."""
+    def learn(self, update: Callable[[], UpdateResult]) -> None:
+        """Let the learner learn, which ends one iteration of the loop; cut short, it leaves nothing worth saving."""
+        self._half_learnt = True
+        result = update()
+        self._half_learnt = False
         self.state.num_updates += result.num_gradient_steps
         self.state.metrics |= {f"train/{name}": value for name, value in result.metrics.items()}
         self.state.metrics["train/n_updates"] = self.state.num_updates
+        self._end_iteration()
         self.callbacks.on_update_end(self.state, result)
-        self.iterated()
+        self.settle()
 
-    def iterated(self) -> None:
-        """One iteration of the loop is over: log, evaluate and save when due."""
-        before, after = self._iterated_at_step, self.state.global_step
-        self._iterated_at_step = after
-        if crosses(self.config.log_interval, before, after):
-            self.log()
-        if crosses(self.config.eval_interval, before, after):
-            self.evaluate()
-        if crosses(self.config.checkpoint_interval, before, after) or self._checkpoint_overdue():
+    def skip_learning(self) -> None:
+        """End one iteration of the loop that brought nothing to learn from."""
+        self._end_iteration()
+        self.settle()
+
+    def _end_iteration(self) -> None:
+        before, self.iterated_at = self.iterated_at, self.state.global_step
+        intervals = {
+            "log": self.config.log_interval,
+            "evaluate": self.config.eval_interval,
+            "save": self.config.checkpoint_interval,
+        }
+        self._due = [name for name, interval in intervals.items() if crosses(interval, before, self.iterated_at)]
+
+    def settle(self) -> None:
+        """Log, evaluate and save, as far as it is due; what a signal cuts short stays due in the checkpoint."""
+        actions = {"log": self.log, "evaluate": self.evaluate, "save": self.save}
+        while self._due and not self.interrupted():
+            actions[self._due[0]]()
+        if self._checkpoint_overdue():
             self.save()
+
+    def _done(self, name: str) -> None:
+        self._due = [other for other in self._due if other != name]
 
     def log(self) -> None:
         """Write the newest training metrics; evaluations are logged when they happen."""
         now, step = time.monotonic(), self.state.global_step
         elapsed = max(now - self._logged_at_time, 1e-6)
         self.state.metrics |= {
-            "time/fps": round((step - self._logged_at_step) / elapsed),
+            "time/fps": round((step - self._timed_from_step) / elapsed),
             "time/total_timesteps": step,
         }
-        self._logged_at_time, self._logged_at_step = now, step
+        self._logged_at_time = now
+        self._logged_at_step = self._timed_from_step = step
         trained = {name: value for name, value in self.state.metrics.items() if not name.startswith("eval/")}
         self._run.logger.log_metrics(trained, step=step)
+        self._run.logger.log_digest(digest([self.parts.learner.state_dict(), self.obs]), step=step)
+        self._done("log")
 
     def evaluate(self) -> None:
         """Play evaluation episodes, unless this very state was evaluated before; keep the best checkpoint."""
         step = self.state.global_step
         if self.config.eval_episodes == 0 or self._evaluated_at == step:
+            self._done("evaluate")
             return
         result = self._evaluator.evaluate(
             self.parts.learner.policy, self.config.eval_episodes, step, interrupted=self.interrupted
@@ -180,6 +189,7 @@ class TrainingSession:
             return
         metrics = result.metrics
         self._evaluation, self._evaluated_at = metrics, step
+        self._done("evaluate")
         named: MetricDict = {
             "eval/mean_reward": metrics["eval_return_mean"],
             "eval/std_reward": metrics["eval_return_std"],
@@ -189,7 +199,7 @@ class TrainingSession:
         self.state.metrics |= named
         if self.state.best_return is None or metrics["eval_return_mean"] > self.state.best_return:
             self.state.best_return = float(metrics["eval_return_mean"])
-            self._write_checkpoint(name=BEST_NAME)
+            self._write_checkpoint(BEST_NAME)
         self._note_progress()
         self.callbacks.on_eval_end(self.state, metrics)
 
@@ -199,48 +209,56 @@ class TrainingSession:
 
     def save(self) -> None:
         """Write a checkpoint of this state, unless it is saved already, and remove old ones."""
+        self._done("save")
         if self._saved_at_step == self.state.global_step:
             return
-        self._checkpoint_path = self._write_checkpoint(name=None)
+        self._checkpoint_path = self._write_checkpoint(f"step_{self.state.global_step}.pt")
         self._saved_at_step, self._saved_at_time = self.state.global_step, time.monotonic()
         prune_checkpoints(self._checkpoint_path.parent, self.config.keep_checkpoints)
         self._note_progress()
 
-    def _write_checkpoint(self, name: str | None) -> Path:
+    def _write_checkpoint(self, name: str) -> Path:
         return save_training_checkpoint(
             run_context=self._run.run_context,
             config=self.config,
             algorithm_state=self.parts.learner.state_dict(),
             buffer_state=self.parts.buffer.state_dict(),
-            trainer_state=self._trainer_state(),
+            trainer_state=self._progress().state_dict(),
             metrics=self.final_metrics(),
-            name=name,
+            path=self._run.run_context.checkpoints_dir / name,
         )
 
-    def _trainer_state(self) -> dict[str, Any]:
-        return {
-            "global_step": self.state.global_step,
-            "num_updates": self.state.num_updates,
-            "num_episodes": self.state.num_episodes,
-            "best_return": self.state.best_return,
-            "metrics": dict(self.state.metrics),
-            "evaluation": dict(self._evaluation),
-            "evaluated_at": self._evaluated_at,
-            "iterated_at": self._iterated_at_step,
-            "episodes": [tuple(episode) for episode in self._episodes],
-            "envs": self.parts.envs.tracker.state_dict(),
-            "last_obs": None if self.last_obs is None else torch.as_tensor(np.array(self.last_obs)),
-        }
+    def _progress(self) -> SavedProgress:
+        return SavedProgress(
+            global_step=self.state.global_step,
+            num_updates=self.state.num_updates,
+            num_episodes=self.state.num_episodes,
+            best_return=self.state.best_return,
+            metrics=dict(self.state.metrics),
+            evaluation=dict(self._evaluation),
+            evaluated_at=self._evaluated_at,
+            logged_at=self._logged_at_step,
+            due=list(self._due),
+            iterated_at=self.iterated_at,
+            episodes=tuple(self._episodes),
+            envs=self.parts.envs.state_dict(),
+            obs=self.obs,
+            actions=self._actions,
+            callbacks=self.callbacks.state_dict(),
+        )
 
     def _restore(self, saved: SavedProgress) -> None:
-        self.state.global_step = self._logged_at_step = saved.global_step
+        self.state.global_step = self._timed_from_step = saved.global_step
         self.state.num_updates = saved.num_updates
         self.state.num_episodes = saved.num_episodes
         self.state.best_return = saved.best_return
         self.state.metrics = dict(saved.metrics)
         self._evaluation, self._evaluated_at = dict(saved.evaluation), saved.evaluated_at
-        self._iterated_at_step = saved.iterated_at
+        self._logged_at_step, self.iterated_at = saved.logged_at, saved.iterated_at
+        self._due = list(saved.due)
         self._episodes.extend(saved.episodes)
+        self._actions = saved.actions
+        self.callbacks.load_state_dict(saved.callbacks)
 
     def final_metrics(self) -> MetricDict:
         """What a `TrainResult` reports."""
@@ -256,12 +274,11 @@ class TrainingSession:
         update_metadata(self._run.run_context, global_step=self.state.global_step, best_return=self.state.best_return)
 
     def finish(self) -> TrainResult:
-        """The loop is over: evaluate, save, and tell everybody."""
-        cut_short = self.state.global_step < self.config.total_timesteps
-        if not self.interrupted():
-            self.evaluate()
-        if self._logged_at_step != self.state.global_step:
-            self.log()
+        """The loop is over: evaluate, log, save, and tell everybody."""
+        cut_short = self.iterated_at < self.config.total_timesteps
+        if not (cut_short and self.interrupted()):
+            self._due += ["evaluate", "log"] if self._logged_at_step != self.state.global_step else ["evaluate"]
+        self.settle()
         self.save()
         status: Status = "stopped" if cut_short else "completed"
         return self._end("interrupted" if self.interrupted() else status)
@@ -269,11 +286,26 @@ class TrainingSession:
     def fail(self, error: BaseException) -> None:
         """An exception ended the loop: save what can be saved, and tell everybody; the caller raises the error."""
         note = f"{type(error).__name__}: {error}"
+        if isinstance(error, NonFiniteUpdateError):
+            self._attempt(partial(self._keep_failed_step, error))
         if isinstance(error, Exception):  # a second Ctrl-C wants out at once, without saving
-            self._attempt(self.save)
+            if not self._half_learnt:
+                self._attempt(self.save)
             self._attempt(lambda: self._end("failed", error=note))
         else:
             self._attempt(lambda: self._end("interrupted", error=note))
+
+    def _keep_failed_step(self, error: NonFiniteUpdateError) -> None:
+        """Save what the gradient step that was refused depends on, to be looked at."""
+        save_training_checkpoint(
+            run_context=self._run.run_context,
+            config=self.config,
+            algorithm_state=self.parts.learner.state_dict(),
+            buffer_state={"step": vars(error.step)},
+            trainer_state={"global_step": self.state.global_step},
+            metrics=self.final_metrics(),
+            path=self._run.run_context.failure_path,
+        )
 
     def _attempt(self, action: Callable[[], object]) -> None:
         """Do what can still be done for a run that failed; its first error is the one to raise."""

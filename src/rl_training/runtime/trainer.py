@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.saved import ResumeNote
 from rl_training.runtime.types import MetricDict
 
 Status = Literal["completed", "stopped", "interrupted", "failed"]
@@ -45,6 +46,8 @@ class TrainerState:
     metrics: MetricDict = field(default_factory=dict)
     """The newest value of everything that is logged."""
     stop_reason: str | None = None
+    resumed: ResumeNote | None = None
+    """From where this run went on, if it did."""
 
     def request_stop(self, reason: str) -> None:
         """End training after the running iteration; the first reason given counts."""

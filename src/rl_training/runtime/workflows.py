@@ -1,18 +1,32 @@
-"""Evaluating and resuming what is on disk, for every registered algorithm."""
+"""Evaluating, resuming, verifying and replaying what is on disk, for every registered algorithm."""
 
+import tempfile
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experiment.checkpointing import CheckpointState, find_checkpoint, load_checkpoint
-from rl_training.experiment.config import TrainConfig
+from rl_training.algorithms.base import GradientStep
+from rl_training.errors import CheckpointError, ConfigError, NonFiniteUpdateError
+from rl_training.experiment.checkpointing import (
+    CheckpointState,
+    find_checkpoint,
+    load_checkpoint,
+    step_checkpoints,
+    step_of,
+)
+from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import METADATA_FILE, RunContext, context_of, read_digests
+from rl_training.experiment.sources import Layer, read_yaml, resolve_config
 from rl_training.runtime.agents import Agent, build_agent
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluator import check_num_episodes
-from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.run_utils import limited_threads
+from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
+
+_VERIFIED_DIGESTS = 3  # as many steps of the log are repeated
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,10 @@ def checkpoint_config(state: CheckpointState) -> TrainConfig:
 
 def load_agent(path: Path | str, *, best: bool = False) -> Agent:
     """The agent of a checkpoint file, or of a run directory's newest intact (or best) one."""
-    state = load_checkpoint(find_checkpoint(path, best=best))
+    return _agent_of(load_checkpoint(find_checkpoint(path, best=best)))
+
+
+def _agent_of(state: CheckpointState) -> Agent:
     config = checkpoint_config(state)
     return build_agent(get_algorithm_spec(config.algo).build_learner_fn, config, state)
 
@@ -50,34 +67,57 @@ def evaluate_checkpoint(path: Path | str, num_episodes: int = 10, *, best: bool 
     return get_algorithm_spec(agent.config.algo).evaluate_fn(agent, num_episodes)
 
 
-def continued_config(state: CheckpointState, total_timesteps: int | None) -> TrainConfig:
-    """The checkpoint's config with the budget to go on to, which must lie beyond what is done."""
-    config = checkpoint_config(state)
-    if total_timesteps is not None:
-        config = TrainConfig(**{**state.config, "total_timesteps": total_timesteps})
+def continued_config(state: CheckpointState, changes: Layer, *, force: bool = False) -> TrainConfig:
+    """The checkpoint's config with `changes`, whose budget must lie beyond what is done.
+
+    What would make it another run is refused, unless it is forced.
+    """
+    config = resolve_config([Layer("checkpoint", state.config), changes]).config
     get_algorithm_spec(config.algo).resolve_params_fn(config)
+    binding = binding_changes(plain_config(checkpoint_config(state)), plain_config(config))
+    if binding and not force:
+        raise ConfigError(f"{'; '.join(binding)}: that would be another run; force it if this is what you want")
     try:
-        done = int(state.trainer_state["global_step"])
+        done, due = int(state.trainer_state["iterated_at"]), state.trainer_state["due"]
     except (KeyError, TypeError, ValueError):
         raise CheckpointError("the checkpoint does not say how far it was trained") from None
-    if done >= config.total_timesteps:
+    if done >= config.total_timesteps and not due:
         raise ConfigError(
             f"total_timesteps={config.total_timesteps}: already trained for {done} steps; give a larger budget to go on"
         )
     return config
 
 
-def prepare_resume(path: Path | str, total_timesteps: int | None = None) -> Continuation:
+def budget_layer(total_timesteps: int | None) -> Layer:
+    """A new budget, or no change."""
+    return Layer("budget", {} if total_timesteps is None else {"total_timesteps": total_timesteps})
+
+
+def prepare_resume(path: Path | str, changes: Layer, *, force: bool = False) -> Continuation:
     """A run directory continues in place, a checkpoint file forks into a new directory."""
     given = Path(path)
     state = load_checkpoint(find_checkpoint(given))
-    config = continued_config(state, total_timesteps)
+    config = continued_config(state, changes, force=force)
     if not given.is_dir():
         return Continuation(config, state, run_dir=None)
     run_dir = given.parent if given.name == "checkpoints" else given
-    if not (run_dir / "metadata.json").exists():
+    if not (run_dir / METADATA_FILE).exists():
         raise CheckpointError(f"{given} holds checkpoints but is no run directory; give one of the files to fork it")
+    _warn_of_edits(context_of(run_dir), state)
     return Continuation(config, state, run_dir)
+
+
+def _warn_of_edits(context: RunContext, state: CheckpointState) -> None:
+    """Say so when somebody has changed `config.yaml`, because the checkpoint's own config is used."""
+    try:
+        edits = binding_changes(state.config, {**state.config, **read_yaml(context.config_path).values})
+    except ConfigError:
+        return  # gone or unreadable: it is written anew
+    if edits:
+        warnings.warn(
+            f"{context.config_path} differs from the checkpoint, whose values are used ({'; '.join(edits)})",
+            stacklevel=3,
+        )
 
 
 def resume_training(
@@ -87,4 +127,77 @@ def resume_training(
     callbacks: Iterable[Callback] | None = None,
 ) -> TrainResult:
     """Go on from a checkpoint, to the old budget or a larger one."""
-    return prepare_resume(path, total_timesteps).train(run_suffix, callbacks)
+    return prepare_resume(path, budget_layer(total_timesteps)).train(run_suffix, callbacks)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The stored digests of a run's state that were computed again: at these steps they are equal, at those not."""
+
+    resumed_from: int
+    equal: tuple[int, ...]
+    different: tuple[int, ...]
+
+
+class _StopAtStep(Callback):
+    """Ends a run at a given env step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_start(self, trainer: TrainerState) -> None:
+        """Nothing to do when the run is there already."""
+        self._look(trainer)
+
+    def on_update_end(self, trainer: TrainerState, result: object) -> None:
+        """Look at the step."""
+        del result
+        self._look(trainer)
+
+    def _look(self, trainer: TrainerState) -> None:
+        if trainer.global_step >= self.step:
+            trainer.request_stop(f"step {self.step} is reached")
+
+
+def verify_resume(run_dir: Path) -> Verification:
+    """Go on from a checkpoint in a throw-away directory, and compare with what the run itself stored on the way."""
+    context = context_of(run_dir)
+    stored = read_digests(context)
+    for path in step_checkpoints(context.checkpoints_dir):
+        following = sorted(step for step in stored if step > step_of(path))[:_VERIFIED_DIGESTS]
+        if following:
+            break
+    else:
+        raise CheckpointError(f"{run_dir} has no checkpoint with stored digests after it: there is nothing to verify")
+    with tempfile.TemporaryDirectory() as directory:
+        quiet = {"output_dir": directory, "eval_episodes": 0, "checkpoint_interval": 0, "checkpoint_seconds": 0.0}
+        result = prepare_resume(path, Layer("verify", quiet)).train(callbacks=[_StopAtStep(following[-1])])
+        computed = read_digests(context_of(result.run_dir))
+    equal = tuple(step for step in following if computed.get(step) == stored[step])
+    return Verification(step_of(path), equal, tuple(step for step in following if step not in equal))
+
+
+@dataclass(frozen=True)
+class FailedStep:
+    """A gradient step that a run refused, taken again; `message` is none when it is finite this time."""
+
+    global_step: int
+    step: GradientStep
+    message: str | None
+
+
+def replay_failed_step(run_dir: Path) -> FailedStep:
+    """Take the newest gradient step again that the run refused, with the learner as it was then."""
+    path = context_of(run_dir).failure_path
+    if not path.exists():
+        raise CheckpointError(f"{run_dir} holds no refused gradient step ({path.relative_to(run_dir)})")
+    state = load_checkpoint(path)
+    agent = _agent_of(state)
+    step = GradientStep(**state.buffer_state["step"])
+    message = None
+    try:
+        with limited_threads(agent.config.num_threads):
+            agent.learner.take(step)
+    except NonFiniteUpdateError as error:
+        message = str(error)
+    return FailedStep(agent.step, step, message)

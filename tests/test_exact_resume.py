@@ -1,0 +1,198 @@
+"""A run that was stopped and resumed ends, to the last bit, as the run that was never stopped."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sample_envs
+from conftest import MakeConfig
+
+from rl_training.errors import EnvironmentStepError, TrainingInterrupted
+from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.digests import digest, state_digests
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import context_of, read_digests, read_metadata, read_metrics
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.trainer import TrainerState
+from rl_training.runtime.workflows import resume_training
+
+RUNS = [
+    ("ppo", "CartPole-v1", {"normalize_obs": True, "normalize_rewards": True}),
+    ("ppo", "Pendulum-v1", {}),
+    ("ppo", "tests/Hidden-v0", {}),
+    ("dqn", "CartPole-v1", {"prioritized": True, "n_step": 3, "normalize_obs": True, "normalize_rewards": True}),
+    ("dqn", "tests/Hidden-v0", {}),
+    ("sac", "Pendulum-v1", {"normalize_obs": True}),
+]
+
+
+def train(config: TrainConfig, *callbacks: Any) -> Path:
+    """Train, and give the run directory, however the run ends."""
+    try:
+        return get_algorithm_spec(config.algo).train_fn(config, callbacks=callbacks).run_dir
+    except TrainingInterrupted:
+        return max(config.output_dir.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def outcome(run_dir: Path) -> tuple[dict[str, str], list[dict[str, Any]], dict[int, str]]:
+    """The final state, the metrics without what clocks measured, and the digests on the way."""
+    rows = [
+        {name: value for name, value in row.items() if not name.startswith("time")}
+        for row in read_metrics(context_of(run_dir))
+    ]
+    return state_digests(load_checkpoint(find_checkpoint(run_dir))), rows, read_digests(context_of(run_dir))
+
+
+class SignalAt(Callback):
+    """Sends this process a signal when the run has come to `step`, in the given event."""
+
+    def __init__(self, step: int, event: str, number: int = signal.SIGTERM) -> None:
+        self.step, self.event, self.number = step, event, number
+
+    def _look(self, trainer: TrainerState, event: str) -> None:
+        if event == self.event and trainer.global_step >= self.step:
+            os.kill(os.getpid(), self.number)
+
+    def on_collect_end(self, trainer: TrainerState, result: Any) -> None:
+        self._look(trainer, "collect")
+
+    def on_update_end(self, trainer: TrainerState, result: Any) -> None:
+        self._look(trainer, "update")
+
+    def on_eval_end(self, trainer: TrainerState, metrics: Any) -> None:
+        self._look(trainer, "evaluate")
+
+
+@pytest.mark.parametrize(("algo", "env_id", "params"), RUNS)
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_run_stopped_again_and_again_ends_as_if_it_had_never_stopped(
+    make_config: MakeConfig, algo: str, env_id: str, params: dict[str, Any], vectorization: str
+) -> None:
+    config = make_config(
+        algo=algo, env_id=env_id, vectorization=vectorization, num_envs=2, total_timesteps=320, algo_kwargs=params
+    )
+    straight = outcome(train(config))
+    run_dir = train(config, SignalAt(50, "collect"))
+    for step, event in ((100, "update"), (150, "evaluate"), (200, "collect"), (230, "update")):
+        with pytest.raises(TrainingInterrupted):
+            resume_training(run_dir, callbacks=[SignalAt(step, event)])
+    resume_training(run_dir)
+    assert outcome(run_dir) == straight
+    resumed = read_metadata(context_of(run_dir))["resumed"]
+    assert [note["exact"] for note in resumed] == [True] * 5
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str, int], None]:
+    """Lets the env class fire at its `at`th step from now on."""
+
+    def set_to(kind: type, name: str, at: int) -> None:
+        monkeypatch.setattr(kind, "steps_of_all", 0)
+        monkeypatch.setattr(kind, name, at)
+
+    return set_to
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("signal_at", [1, 37, 130, 190])
+def test_a_signal_in_the_middle_of_collecting_or_evaluating_costs_nothing(
+    make_config: MakeConfig, counted: Callable[[type, str, int], None], algo: str, signal_at: int
+) -> None:
+    config = make_config(algo=algo, env_id="tests/Signalling-v0", num_envs=2, total_timesteps=192)
+    straight = outcome(train(config))
+    counted(sample_envs.SignallingEnv, "signal_at", signal_at)
+    run_dir = train(config)
+    assert read_metadata(context_of(run_dir))["status"] == "interrupted"
+    resume_training(run_dir)
+    assert outcome(run_dir) == straight
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("breaks_at", [20, 45])
+def test_a_step_that_failed_is_taken_again_as_it_was(
+    make_config: MakeConfig, counted: Callable[[type, str, int], None], algo: str, breaks_at: int
+) -> None:
+    config = make_config(algo=algo, env_id="tests/Breaking-v0", num_envs=2, total_timesteps=192, eval_interval=0)
+    straight = outcome(train(config))
+    counted(sample_envs.BreakingEnv, "breaks_at", breaks_at)
+    with pytest.raises(EnvironmentStepError, match=r"env \d, episode \d+ \(seed \d+\), step \d+ with action \d: OSErr"):
+        train(config)
+    run_dir = max(config.output_dir.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    resume_training(run_dir)
+    assert outcome(run_dir) == straight
+
+
+@pytest.mark.parametrize("event", ["on_train_start", "on_collect_end", "on_update_end", "on_eval_end"])
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_a_run_that_a_callback_broke_goes_on_exactly(make_config: MakeConfig, algo: str, event: str) -> None:
+    config = make_config(algo=algo, env_id="tests/Hidden-v0", num_envs=2, total_timesteps=192)
+    straight = outcome(train(config))
+
+    class Break(Callback):
+        """Raises in its second event."""
+
+        count = 0
+
+        def raise_at_the_second(self, *_: Any) -> None:
+            self.count += 1
+            if self.count == (1 if event == "on_train_start" else 2):
+                raise ValueError("broken")
+
+    breaking = Break()
+    setattr(breaking, event, breaking.raise_at_the_second)
+    with pytest.raises(ValueError, match="broken"):
+        train(config, breaking)
+    run_dir = max(config.output_dir.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    resume_training(run_dir)
+    assert outcome(run_dir) == straight
+
+
+def test_an_env_that_gives_its_state_is_brought_back_through_it(make_config: MakeConfig) -> None:
+    """Replaying could not do it: the env draws from a generator of its own."""
+    config = make_config(env_id="tests/State-v0", num_envs=2, total_timesteps=64)
+    run_dir = train(config)
+    saved = load_checkpoint(find_checkpoint(run_dir)).trainer_state
+    seen: list[Any] = []
+
+    class Look(Callback):
+        def on_train_start(self, trainer: TrainerState) -> None:
+            seen.append(trainer.resumed)
+            trainer.request_stop("seen")
+
+    resume_training(run_dir, total_timesteps=128, callbacks=[Look()])
+    assert seen[0].exact
+    again = load_checkpoint(find_checkpoint(run_dir)).trainer_state
+    assert state_equal(again["envs"]["states"], saved["envs"]["states"])
+
+
+def state_equal(left: Any, right: Any) -> bool:
+    return digest(left) == digest(right)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_an_env_that_cannot_be_brought_back_begins_anew_and_the_run_says_so(make_config: MakeConfig, algo: str) -> None:
+    config = make_config(algo=algo, env_id="tests/Unrepeatable-v0", num_envs=1, total_timesteps=64)
+    config = config.model_copy(
+        update={"algo_kwargs": {**config.algo_kwargs, "minibatch_size": 16}} if algo == "ppo" else {}
+    )
+    run_dir = train(config)
+    with pytest.warns(UserWarning, match=r"resumed from step 64 \(not exact: env 0 began a new episode, because"):
+        resume_training(run_dir, total_timesteps=128)
+    (note,) = read_metadata(context_of(run_dir))["resumed"]
+    assert not note["exact"]
+    assert "another observation" in note["reasons"][0]
+    assert load_checkpoint(find_checkpoint(run_dir)).trainer_state["global_step"] == 128
+
+
+def test_an_episode_longer_than_what_is_kept_begins_anew(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_training.envs.episodes.EpisodeTracker.__init__.__defaults__", (5,))
+    config = make_config(env_id="tests/Hidden-v0", num_envs=2, total_timesteps=64)
+    run_dir = train(config)
+    with pytest.warns(UserWarning, match="steps is too long to replay"):
+        resume_training(run_dir, total_timesteps=128)
