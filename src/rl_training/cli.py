@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rl_training.runtime.callbacks import Callback
     from rl_training.runtime.trainer import Trainer
 
+ENV_PROBLEM = 1
 USER_ERROR = 2
 
 app = typer.Typer(
@@ -180,8 +181,28 @@ def list_runs(
     return 0
 
 
+@app.command("check-env")
+def check_env(
+    env_id: Annotated[str, typer.Argument(metavar="ENV_ID", help="Gymnasium id, or module:Id-v0.")],
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="An argument of the environment: key=value.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Random steps to play; some checks play fewer.")] = 2_000,
+    seed: Annotated[int, typer.Option(min=0, help="What the checks draw depends on it alone.")] = 1,
+) -> int:
+    """Tell what to know of an environment before a long run; the exit code is 1 if training would go wrong."""
+    from rl_training.console import show_env_report
+    from rl_training.envs.checking import check_environment
+    from rl_training.envs.checks.findings import Subject
+    from rl_training.experiment.sources import read_assignments
+
+    report = check_environment(Subject(env_id, read_assignments(assignments or []).values, steps, seed))
+    show_env_report(report)
+    return ENV_PROBLEM if report.has_problem else 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 0, 2 for a user's error, or 128 and the signal's number."""
+    """Run a command; the exit code is 0, 1 for a faulty env, 2 for a user's error, or 128 and the signal's number."""
     command = typer.main.get_command(app)
     args = list(sys.argv[1:] if argv is None else argv)
     try:
