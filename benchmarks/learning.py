@@ -23,6 +23,7 @@ from rl_training.runtime.callbacks import StopAtReturn
 from rl_training.runtime.run_utils import versions
 from rl_training.runtime.workflows import evaluate_checkpoint
 
+
 @dataclass(frozen=True)
 class Claim:
     """At least `needed` of the seeds reach `threshold` within `max_steps` env steps."""

@@ -232,8 +232,28 @@ def list_runs(
     return 0
 
 
+@app.command("check-env")
+def check_env(
+    env_id: Annotated[str, typer.Argument(metavar="ENV_ID", help="Gymnasium id, or module:Id-v0.")],
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="An argument of the environment: key=value.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Random steps to play; some checks play fewer.")] = 2_000,
+    seed: Annotated[int, typer.Option(min=0, help="What the checks draw depends on it alone.")] = 1,
+) -> int:
+    """Tell what to know of an environment before a long run; the exit code is 1 if training would go wrong."""
+    from rl_training.console import show_env_report
+    from rl_training.envs.checking import check_environment
+    from rl_training.envs.checks.findings import Subject
+    from rl_training.experiment.sources import read_assignments
+
+    report = check_environment(Subject(env_id, read_assignments(assignments or []).values, steps, seed))
+    show_env_report(report)
+    return FAILED if report.has_problem else 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 0, 1 for a failed run, 2 for a user's error, or 128 and the signal's number."""
+    """Run a command; the exit code is 0, 1 for a failed run or env, 2 for a user's error, 128 + N for signal N."""
     command = typer.main.get_command(app)
     args = list(sys.argv[1:] if argv is None else argv)
     try:

@@ -1,4 +1,4 @@
-"""Tables for the terminal: the plan of a run, its result, and a list of runs."""
+"""Tables for the terminal: the plan of a run, its result, a list of runs, and what the checks of an env found."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +14,7 @@ from rl_training.experiment.curves import plot_learning_curve
 from rl_training.experiment.runs import context_of, find_runs, read_metadata
 
 if TYPE_CHECKING:
+    from rl_training.envs.checking import EnvReport
     from rl_training.experiment.sources import ResolvedConfig
     from rl_training.experiment.validation import StrictModel
     from rl_training.runtime.plan import TrainingPlan
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _RUN_COLUMNS = ("algorithm", "env", "seed", "steps", "best return", "status", "run")
+_STATUS_STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
 def _console() -> Console:
@@ -124,3 +126,19 @@ def _run_row(metadata: dict[str, Any]) -> list[str]:
         "-" if best is None else f"{best:.1f}",
         str(metadata.get("status")),
     ]
+
+
+def show_env_report(report: "EnvReport") -> None:
+    """One row per check, then whether exact resume will hold, and the speed."""
+    table = _table(f"Checks of {report.subject.env_id}", "check", "result", "what was found", "what to do")
+    for finding in report.findings:
+        status = Text(finding.status, style=_STATUS_STYLES[finding.status])
+        table.add_row(Text(finding.check), status, Text(finding.found), Text(finding.remedy))
+    console = _console()
+    console.print(table)
+    speed = report.steps_per_second
+    for label, value in (
+        ("exact resume", report.exact_resume),
+        ("steps per second", "not measured" if speed is None else f"{speed:,.0f}"),
+    ):
+        console.print(f"{label + ':':18}{value}", soft_wrap=True)

@@ -28,7 +28,7 @@ _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "atari": "at
 def make_env(config: TrainConfig, env_index: int) -> AnyEnv:
     """One environment that reports return and length in `info["episode"]`; the caller closes it."""
     del env_index  # all copies are alike; an episode's seed comes with its reset
-    return RecordEpisodeStatistics(_make(config.env_id, config.env_kwargs))
+    return RecordEpisodeStatistics(make_single_env(config.env_id, config.env_kwargs))
 
 
 def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
@@ -36,9 +36,9 @@ def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
     if config.num_envs > _SURELY_FIT:
         check_memory(config.num_envs * _env_bytes(config), f"lower num_envs={config.num_envs}")
     if config.vectorization == "sync":
-        env_fn = partial(_make, config.env_id, config.env_kwargs)
+        env_fn = partial(make_single_env, config.env_id, config.env_kwargs)
         return SyncEpisodeVectorEnv([env_fn] * config.num_envs, config.seed)
-    _make(config.env_id, config.env_kwargs).close()  # fail here, not in a worker
+    make_single_env(config.env_id, config.env_kwargs).close()  # fail here, not in a worker
     worker_fn = partial(_make_in_worker, config.env_id, config.env_kwargs, os.getpid())
     try:
         return AsyncEpisodeVectorEnv([worker_fn] * config.num_envs, config.seed)
@@ -53,7 +53,7 @@ def _env_bytes(config: TrainConfig) -> int:
     """A lower bound: what one copy takes in Python's own memory, and its process if it gets one."""
     tracemalloc.start()
     try:
-        with closing(_make(config.env_id, config.env_kwargs)) as env:
+        with closing(make_single_env(config.env_id, config.env_kwargs)) as env:
             env.reset(seed=0)
             traced, _ = tracemalloc.get_traced_memory()
     finally:
@@ -61,7 +61,8 @@ def _env_bytes(config: TrainConfig) -> int:
     return traced + (_WORKER_BYTES if config.vectorization == "async" else 0)
 
 
-def _make(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
+def make_single_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
+    """One environment as its registration describes it; the caller closes it."""
     register_probes()
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
@@ -86,7 +87,7 @@ def _make_in_worker(env_id: str, env_kwargs: dict[str, Any], owner: int) -> AnyE
     if os.getpid() != owner:
         # Ctrl-C reaches the whole process group; the owner decides when its workers stop.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return _make(env_id, env_kwargs)
+    return make_single_env(env_id, env_kwargs)
 
 
 def _unknown_env(env_id: str, error: Error) -> str:

@@ -1,0 +1,271 @@
+"""`check-env`: faults are found by the check that is named after them, and sound environments are left in peace."""
+
+import multiprocessing
+import re
+from pathlib import Path
+from typing import Any
+
+import bad_envs
+import numpy as np
+import pytest
+import sample_envs  # noqa: F401  # registers its environments
+from conftest import TINY, MakeConfig
+from gymnasium import spaces
+
+from rl_training.cli import main
+from rl_training.envs.checking import EnvReport, check_environment
+from rl_training.envs.checks.contract import trainable_by
+from rl_training.envs.checks.findings import Finding, Subject
+from rl_training.envs.checks.processes import check_process
+from rl_training.envs.checks.recording import Recording
+from rl_training.envs.checks.values import check_speed
+from rl_training.errors import EnvironmentSetupError
+from rl_training.experiment.registry import list_algorithm_specs
+
+STEPS = 600
+
+# The class of the env: the check that finds its fault, and how bad that is.
+FAULTS = {
+    "UnseededEnv": ("seed", "problem"),
+    "GlobalGeneratorEnv": ("seed", "problem"),
+    "WallClockEnv": ("seed", "problem"),
+    "GlobalSeedEnv": ("copies", "problem"),
+    "SharedStateEnv": ("copies", "problem"),
+    "KeepsPositionEnv": ("reuse", "warning"),
+    "HiddenWearEnv": ("reuse", "warning"),
+    "NanObsEnv": ("observations", "problem"),
+    "OutsideEnv": ("observations", "problem"),
+    "ShapeEnv": ("observations", "problem"),
+    "KindEnv": ("reset", "problem"),
+    "DoubleEnv": ("observations", "warning"),
+    "HugeObsEnv": ("observation scale", "warning"),
+    "InfRewardEnv": ("rewards", "problem"),
+    "ArrayRewardEnv": ("rewards", "problem"),
+    "HugeRewardEnv": ("rewards", "warning"),
+    "ZeroRewardEnv": ("rewards", "warning"),
+    "SameReturnEnv": ("rewards", "warning"),
+    "DisguisedLimitEnv": ("endings", "warning"),
+    "PiledUpLimitEnv": ("endings", "warning"),
+    "EndlessWalkEnv": ("endings", "warning"),
+    "BothFlagsEnv": ("endings", "warning"),
+    "NoneFlagEnv": ("endings", "problem"),
+    "AliasedEnv": ("arrays", "warning"),
+    "TwoBuffersEnv": ("arrays", "warning"),
+    "ActionWriterEnv": ("arrays", "warning"),
+    "BoundCrashEnv": ("action bounds", "problem"),
+    "BoundNanEnv": ("action bounds", "problem"),
+    "MissingActionEnv": ("action bounds", "problem"),
+    "MainProcessEnv": ("process", "warning"),
+    "DyingWorkerEnv": ("process", "warning"),
+    "OtherInWorkerEnv": ("process", "warning"),
+    "NoInfoEnv": ("reset", "problem"),
+    "NoSeedEnv": ("reset", "problem"),
+    "BadCloseEnv": ("reset", "problem"),
+    "FourValuesEnv": ("step", "problem"),
+    "RaisingEnv": ("random play", "problem"),
+    "WarningEnv": ("warnings", "warning"),
+    "ForgetfulStateEnv": ("exact resume", "warning"),
+    "ObjectStateEnv": ("exact resume", "problem"),
+    "DictObsEnv": ("spaces", "problem"),
+    "UnboundedActionEnv": ("spaces", "warning"),
+}
+
+SOUND = [
+    "CartPole-v1",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "FrozenLake-v1",
+    "CliffWalking-v1",
+    "Taxi-v4",
+]
+
+
+def check(env_id: str, steps: int = STEPS, seed: int = 1, **env_kwargs: Any) -> EnvReport:
+    return check_environment(Subject(env_id, env_kwargs, steps, seed))
+
+
+def by_name(report: EnvReport) -> dict[str, Finding]:
+    return {finding.check: finding for finding in report.findings}
+
+
+def flagged(report: EnvReport) -> dict[str, str]:
+    return {finding.check: finding.status for finding in report.findings if finding.status != "ok"}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_by_its_check_with_something_to_do(name: str) -> None:
+    check_name, status = FAULTS[name]
+    report = check(f"bad/{name}-v0")
+    finding = by_name(report)[check_name]
+    assert finding.status == status
+    assert finding.found
+    assert finding.remedy
+    assert report.has_problem == ("problem" in flagged(report).values())
+
+
+def test_an_env_without_a_fault_is_left_in_peace() -> None:
+    report = check("bad/WalkEnv-v0")
+    assert flagged(report) == {}
+    assert report.exact_resume.startswith("will hold")
+
+
+@pytest.mark.parametrize("env_id", SOUND)
+def test_environments_of_gymnasium_have_no_problem_and_resume_exactly(env_id: str) -> None:
+    report = check(env_id, steps=2_000)
+    allowed = {"MountainCar-v0": {"rewards": "warning"}, "CliffWalking-v1": {"endings": "warning"}}
+    assert flagged(report) == allowed.get(env_id, {})
+    assert report.exact_resume.startswith("will hold")
+
+
+def test_probes_have_no_problem() -> None:
+    for env_id in ("rl_training/MatchProbe-v0", "rl_training/DiscountProbe-v0", "rl_training/ContinuousProbe-v0"):
+        assert flagged(check(env_id)) == {}
+
+
+def test_the_same_seed_finds_the_same() -> None:
+    first, second = (check("bad/BoundNanEnv-v0", seed=3).findings for _ in range(2))
+    assert first[-1].check == "speed"
+    assert first[:-1] == second[:-1]
+
+
+def test_what_reset_leaves_behind_spoils_exact_resume() -> None:
+    assert check("bad/KeepsPositionEnv-v0").exact_resume.startswith("will not hold: replaying its actions led to")
+    assert check("bad/HiddenWearEnv-v0").exact_resume.startswith("will not hold")
+
+
+def test_an_env_that_offers_its_whole_state_resumes_by_it() -> None:
+    report = check("bad/StateEnv-v0")
+    assert flagged(report) == {}
+    assert "get_state()" in report.exact_resume
+
+
+@pytest.mark.parametrize("name", ["DoubleEnv", "AliasedEnv", "ActionWriterEnv", "EndlessWalkEnv", "MainProcessEnv"])
+def test_what_training_copes_with_is_no_problem(name: str) -> None:
+    assert flagged(check(f"bad/{name}-v0")) == {FAULTS[name][0]: "warning"}
+
+
+def test_a_broken_contract_is_told_once() -> None:
+    report = check("bad/FourValuesEnv-v0")
+    assert flagged(report) == {"step": "problem"}
+    assert report.findings[-1].found == "gave a tuple of 4, not five values"
+    assert report.exact_resume.startswith("not checked")
+
+
+def test_a_fault_says_where_it_is() -> None:
+    assert re.match(r"episode 0 \(seed \d+\), step 12: component \[0\] is nan", _found("NanObsEnv", "observations"))
+    assert re.match(r"episode \d+ \(seed \d+\), step 34: IndexError: off the map", _found("RaisingEnv", "random play"))
+    assert _found("BoundCrashEnv", "action bounds") == "action [1.0]: ValueError: too far"
+    assert _found("DyingWorkerEnv", "process") == "the process ended with exit code 3"
+
+
+def _found(name: str, check_name: str) -> str:
+    return by_name(check(f"bad/{name}-v0"))[check_name].found
+
+
+def test_an_env_that_ends_by_itself_without_a_registered_limit_is_fine() -> None:
+    report = check("tests/Counting-v0", limit=5, ending="truncated")
+    assert by_name(report)["endings"].status == "ok"
+
+
+@pytest.mark.parametrize("name", ["CountedEnv", "CountedRaisingEnv"])
+def test_every_env_is_closed_even_when_it_raises(name: str) -> None:
+    check(f"bad/{name}-v0")
+    assert bad_envs.CountedEnv.open_envs == [0]
+
+
+def test_a_worker_that_does_not_answer_is_given_up_and_stopped() -> None:
+    finding = check_process(Subject("bad/StuckWorkerEnv-v0", {}, STEPS, 1), timeout=0.3)
+    assert (finding.status, finding.found) == ("warning", "no answer within 0.3 s")
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(("milliseconds", "remedy"), [(0.01, "sync"), (2.0, "async")])
+def test_slow_steps_are_where_processes_may_pay(milliseconds: float, remedy: str) -> None:
+    finding = check_speed(Recording(steps=100, step_seconds=0.1 * milliseconds, resets=1, reset_seconds=0.1))
+    assert f"vectorization: {remedy}" in finding.remedy
+
+
+OBSERVATION_SPACES: list[spaces.Space[Any]] = [
+    spaces.Box(-1.0, 1.0, (2, 3)),
+    spaces.Box(0, 255, (4, 4), np.uint8),
+    spaces.Discrete(3),
+    spaces.MultiDiscrete([2, 2]),
+    spaces.Dict({"a": spaces.Discrete(2)}),
+]
+ACTION_SPACES: list[spaces.Space[Any]] = [
+    spaces.Discrete(3, start=1),
+    spaces.Box(-1.0, 1.0, (2,)),
+    spaces.Box(-np.inf, np.inf, (2,)),
+    spaces.Box(0, 3, (2,), np.int64),
+    spaces.MultiBinary(3),
+]
+
+
+@pytest.mark.parametrize("action_space", ACTION_SPACES, ids=str)
+@pytest.mark.parametrize("observation_space", OBSERVATION_SPACES, ids=str)
+def test_the_algorithms_named_are_those_that_take_the_spaces(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any], make_config: MakeConfig
+) -> None:
+    taking = []
+    for spec in list_algorithm_specs():
+        if spec.name not in TINY:
+            continue
+        try:
+            spec.build_learner_fn(make_config(algo=spec.name), observation_space, action_space)
+        except EnvironmentSetupError:
+            continue
+        taking.append(spec.name)
+    assert trainable_by(observation_space, action_space) == taking
+
+
+def test_the_command_shows_every_check_and_exits_with_0_when_there_is_no_problem(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check-env", "CartPole-v1", "--steps", "300"]) == 0
+    printed = capsys.readouterr()
+    rows = {cells[0]: cells[1] for cells in _cells(printed.out)}
+    assert rows["seed"] == rows["endings"] == rows["process"] == rows["exact resume"] == "ok"
+    assert "exact resume:     will hold: " in printed.out
+    assert re.search(r"steps per second: [\d,]+\n", printed.out)
+    assert printed.err == ""
+
+
+def _cells(printed: str) -> list[list[str]]:
+    return [re.split(r" {2,}", line.strip()) for line in printed.splitlines() if "  " in line.strip()]
+
+
+def test_the_command_exits_with_1_when_there_is_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-env", "bad/NanObsEnv-v0", "--steps", "300", "--seed", "5"]) == 1
+    printed = capsys.readouterr()
+    assert re.search(r"observations +problem +episode 0", printed.out)
+    assert "Traceback" not in printed.out + printed.err
+
+
+def test_arguments_reach_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["check-env", "tests/Echo-v0", "--steps", "30", "--set", "kind=discrete"])
+    assert "Box observations, Discrete actions: dqn and ppo can train these" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["CartPol-v1"], "unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
+        (["CartPole-v1", "--set", "gravity=3"], "unexpected keyword argument 'gravity'"),
+        (["CartPole-v1", "--set", "gravity"], "--set gravity: give key=value"),
+        (["CartPole-v1", "--steps", "0"], "--steps"),
+        ([], "ENV_ID"),
+    ],
+    ids=str,
+)
+def test_a_user_error_is_one_line_and_exit_code_2(
+    argv: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["check-env", *argv]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert expected in printed.err
