@@ -1,0 +1,177 @@
+"""What may change when a run goes on, what is said about it, and whether this machine repeats it."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import MakeConfig
+
+from rl_training.cli import load_config, main
+from rl_training.errors import ConfigError, TrainingInterrupted
+from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint, save_checkpoint
+from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import context_of, read_digests, read_metadata
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.workflows import resume_training, verify_resume
+
+FREE = {
+    "total_timesteps": 192,
+    "eval_episodes": 1,
+    "eval_interval": 32,
+    "log_interval": 32,
+    "checkpoint_interval": 32,
+    "checkpoint_seconds": 1.0,
+    "keep_checkpoints": 1,
+    "tags": ["other"],
+}
+BINDING = {
+    "seed": 8,
+    "env_id": "Acrobot-v1",
+    "num_envs": 2,
+    "num_threads": 2,
+    "algo_kwargs.learning_rate": 0.5,
+    "algo_kwargs.gamma": 0.5,
+    "env_kwargs.sutton_barto_reward": True,
+}
+
+
+@pytest.fixture
+def finished(make_config: MakeConfig) -> TrainResult:
+    return train_ppo(make_config())
+
+
+def resume(run_dir: Path, **changes: Any) -> int:
+    assignments = [f"{name}={json.dumps(value)}" for name, value in changes.items()]
+    return main(["resume", str(run_dir), *(part for each in assignments for part in ("--set", each))])
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_budget_intervals_and_logging_may_change(finished: TrainResult, name: str) -> None:
+    assert resume(finished.run_dir, **{"total_timesteps": 192, name: FREE[name]}) == 0
+    config = load_config(finished.run_dir / "config.yaml")
+    assert plain_config(config)[name] == FREE[name]
+    assert read_metadata(context_of(finished.run_dir))["resumed"][0]["exact"]
+
+
+@pytest.mark.parametrize("name", BINDING)
+def test_what_decides_the_runs_course_changes_only_by_force(
+    finished: TrainResult, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert resume(finished.run_dir, **{"total_timesteps": 192, name: BINDING[name]}) == 2
+    message = capsys.readouterr().err
+    assert f"{name}: " in message
+    assert f"then, {BINDING[name]} now" in message
+    assert "resumed" not in read_metadata(context_of(finished.run_dir))
+
+
+def test_a_forced_change_is_used_and_noted(finished: TrainResult) -> None:
+    command = ["resume", str(finished.run_dir), "--total-timesteps", "192", "--force"]
+    assert main([*command, "--set", "algo_kwargs.gamma=0.5"]) == 0
+    assert load_config(finished.run_dir / "config.yaml").algo_kwargs["gamma"] == 0.5
+    (note,) = read_metadata(context_of(finished.run_dir))["resumed"]
+    assert (note["exact"], note["reasons"]) == (False, ["algo_kwargs.gamma: 0.99 then, 0.5 now"])
+
+
+def test_a_misspelt_change_is_refused_with_the_nearest_name(
+    finished: TrainResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert resume(finished.run_dir, total_timestep=192) == 2
+    assert "did you mean 'total_timesteps'" in capsys.readouterr().err
+
+
+def test_an_edited_config_file_is_noticed_and_not_used(finished: TrainResult) -> None:
+    path = finished.run_dir / "config.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "seed": 99}))
+    with pytest.warns(UserWarning, match=r"config.yaml differs .* \(seed: 7 then, 99 now\)"):
+        resume_training(finished.run_dir, total_timesteps=192)
+    assert load_config(path).seed == 7
+
+
+def test_another_version_is_named(finished: TrainResult, capsys: pytest.CaptureFixture[str]) -> None:
+    state = load_checkpoint(finished.checkpoint_path)
+    state.metadata["versions"]["torch"] = "1.0"
+    save_checkpoint(finished.checkpoint_path, state)
+    assert main(["resume", str(finished.run_dir), "--total-timesteps", "192"]) == 0
+    assert "resumed from step 128 (not exact: torch 1.0 then, " in capsys.readouterr().err
+
+
+def test_an_exact_resume_says_so(finished: TrainResult, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume", str(finished.run_dir), "--total-timesteps", "192"]) == 0
+    assert "resumed from step 128 (exact)" in capsys.readouterr().err
+
+
+def test_nested_differences_are_found_and_free_ones_left_out() -> None:
+    before = plain_config(TrainConfig(algo="ppo", env_id="a", algo_kwargs={"x": 1, "deep": {"y": [1]}}))
+    after = plain_config(TrainConfig(algo="ppo", env_id="a", total_timesteps=5, algo_kwargs={"deep": {"y": [2]}}))
+    assert binding_changes(before, after) == [
+        "algo_kwargs.x: 1 then, None now",
+        "algo_kwargs.deep.y: [1] then, [2] now",
+    ]
+    assert binding_changes(before, before) == []
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
+def test_verifying_repeats_the_stored_digests_and_changes_nothing(
+    make_config: MakeConfig, capsys: pytest.CaptureFixture[str], algo: str
+) -> None:
+    config = make_config(algo=algo, total_timesteps=256, num_envs=2, log_interval=32)
+    run_dir = get_algorithm_spec(algo).train_fn(config).run_dir
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    assert main(["resume", str(run_dir), "--verify"]) == 0
+    assert "2 of 2 stored digests are equal" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+
+
+def test_verifying_finds_a_run_that_went_otherwise(make_config: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = train_ppo(make_config(total_timesteps=256)).run_dir
+    context = context_of(run_dir)
+    rows = [{"step": step, "sha256": "0" * 64 if step == 256 else sha} for step, sha in read_digests(context).items()]
+    context.digests_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert verify_resume(run_dir).different == (256,)
+    assert main(["resume", str(run_dir), "--verify"]) == 1
+    assert "first difference at step 256" in capsys.readouterr().out
+
+
+def test_there_is_nothing_to_verify_where_nothing_was_logged_after_a_checkpoint(
+    make_config: MakeConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = train_ppo(make_config(keep_checkpoints=1)).run_dir
+    assert main(["resume", str(run_dir), "--verify"]) == 2
+    assert "nothing to verify" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_in_the_middle_of_a_save_ends_the_run_with_a_whole_checkpoint(
+    make_config: MakeConfig, number: int
+) -> None:
+    class InSave(Callback):
+        """Its state is asked for while a checkpoint is written."""
+
+        asked = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            self.asked += 1
+            if self.asked == 3:
+                os.kill(os.getpid(), number)
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise AssertionError("never resumed")
+
+    config = make_config(total_timesteps=10_000, eval_interval=0)
+    with pytest.raises(TrainingInterrupted):
+        train_ppo(config, callbacks=[InSave()])
+    (run_dir,) = config.output_dir.iterdir()
+    assert load_checkpoint(find_checkpoint(run_dir)).trainer_state["global_step"] == 128
+
+
+def test_a_finished_run_needs_a_larger_budget(finished: TrainResult) -> None:
+    with pytest.raises(ConfigError, match="already trained for 128 steps"):
+        resume_training(finished.run_dir)
