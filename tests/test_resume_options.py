@@ -172,6 +172,26 @@ def test_a_signal_in_the_middle_of_a_save_ends_the_run_with_a_whole_checkpoint(
     assert load_checkpoint(find_checkpoint(run_dir)).trainer_state["global_step"] == 128
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_update_that_takes_too_long_is_given_up_and_can_be_repeated(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr("rl_training.runtime.lifecycle._PATIENCE_SECONDS", 0.2)
+
+    class BeforeUpdate(Callback):
+        def on_collect_end(self, trainer: Any, result: Any) -> None:
+            os.kill(os.getpid(), number)
+
+    config = make_config(algo_kwargs={"update_epochs": 1_000_000})
+    with pytest.raises(TrainingInterrupted, match="could not be waited for") as caught:
+        train_ppo(config, callbacks=[BeforeUpdate()])
+    assert caught.value.signal_number == number
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    (run_dir,) = config.output_dir.iterdir()
+    assert read_metadata(context_of(run_dir))["status"] == "interrupted"
+    assert find_checkpoint(run_dir).name == "step_0.pt"  # nothing half learnt is kept
+
+
 def test_a_finished_run_needs_a_larger_budget(finished: TrainResult) -> None:
     with pytest.raises(ConfigError, match="already trained for 128 steps"):
         resume_training(finished.run_dir)

@@ -51,6 +51,7 @@ def test_a_run_leaves_config_metadata_metrics_and_checkpoints(make_config: MakeC
     assert result.metrics["eval_return_std"] >= 0.0
     assert sorted(path.name for path in context.checkpoints_dir.glob("*.pt")) == [
         "best.pt",
+        "step_0.pt",  # from its first moment on, a run can be resumed
         "step_128.pt",
         "step_64.pt",
     ]
@@ -138,9 +139,9 @@ def test_intervals_count_env_steps_and_come_round_at_the_first_rollout_that_reac
     assert [row["step"] for row in rows if "time/fps" in row] == [240, 288]
     assert [row["time/total_timesteps"] for row in rows if "time/fps" in row] == [240, 288]
     assert [row["step"] for row in rows if "eval/mean_reward" in row] == [144, 240, 288]
-    assert saved_steps(result) == [192, 288]
+    assert saved_steps(result) == [0, 192, 288]
     plan = plan_ppo(config)
-    assert (plan.evaluations, plan.checkpoints) == (3, 2)
+    assert (plan.evaluations, plan.checkpoints) == (3, 3)
 
 
 def test_annealing_begins_with_the_first_rollout_and_counts_env_steps(make_config: MakeConfig) -> None:
@@ -246,7 +247,7 @@ def test_wall_time_alone_makes_checkpoints(make_config: MakeConfig, monkeypatch:
     config = make_config(total_timesteps=320, checkpoint_interval=0, checkpoint_seconds=15.0, keep_checkpoints=9)
     result = train_ppo(config, callbacks=[TenSecondsPerUpdate(monkeypatch)])
     # Rollouts end after 10, 20, ... 50 s: due after 20 s, 20 s after that, and at the end.
-    assert saved_steps(result) == [128, 256, 320]
+    assert saved_steps(result) == [0, 128, 256, 320]
 
 
 def test_the_rate_counts_the_steps_since_the_last_line_also_after_resuming(

@@ -27,6 +27,7 @@ from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.trainer import TrainResult
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_PATIENCE_SECONDS = 4.0  # who sends SIGTERM sends SIGKILL some seconds later
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,11 @@ def _differences(config: TrainConfig, saved: CheckpointState, restoration: Resto
 
 @contextmanager
 def _stop_signals(session: TrainingSession) -> Iterator[None]:
-    """The first SIGINT, SIGTERM or SIGUSR1 asks the loop to stop and save, the next one stops at once."""
+    """The first SIGINT, SIGTERM or SIGUSR1 asks the loop to stop and save, the next one stops at once.
+
+    What does not come to a point where it can stop, a long update or a hanging env, is given up after a while: the
+    newest checkpoint is then the one to go on from.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return
@@ -114,10 +119,19 @@ def _stop_signals(session: TrainingSession) -> Iterator[None]:
         # Schedulers announce the end of a job by SIGUSR1: it is a polite SIGTERM.
         session.signal_number = signal.SIGTERM if number == signal.SIGUSR1 else number
         session.state.request_stop(signal.Signals(number).name)
+        signal.setitimer(signal.ITIMER_REAL, _PATIENCE_SECONDS, _PATIENCE_SECONDS)
+
+    def give_up(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if session.signal_number is not None and not session.saving:
+            message = f"interrupted after step {session.state.global_step}, which could not be waited for"
+            raise TrainingInterrupted(message, session.signal_number)
 
     before = {number: signal.signal(number, handle) for number in _STOP_SIGNALS}
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, give_up)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -98,7 +98,7 @@ def plan_off_policy(config: TrainConfig, build_learner: BuildOffPolicyLearner) -
         env_steps=ends[-1],
         gradient_steps=sum(owed),
         evaluations=count_events(config.eval_interval, ends) if config.eval_episodes else 0,
-        checkpoints=count_events(config.checkpoint_interval, ends),
+        checkpoints=1 + count_events(config.checkpoint_interval, ends),
         memory_bytes=replay_bytes(learner),
         details={
             "iterations": len(ends),

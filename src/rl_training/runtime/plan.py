@@ -15,6 +15,7 @@ class TrainingPlan:
     gradient_steps: int
     evaluations: int
     checkpoints: int
+    """The one before the first step included."""
     memory_bytes: int
     """Estimated for experience, parameters and optimizer; the envs and libraries come on top."""
     details: Mapping[str, int | str]

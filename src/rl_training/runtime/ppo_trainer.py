@@ -73,7 +73,7 @@ def plan_ppo(config: TrainConfig) -> TrainingPlan:
         env_steps=rollouts * rollout_size,
         gradient_steps=rollouts * params.update_epochs * minibatches,
         evaluations=count_regular_events(config.eval_interval, rollout_size, rollouts) if config.eval_episodes else 0,
-        checkpoints=count_regular_events(config.checkpoint_interval, rollout_size, rollouts),
+        checkpoints=1 + count_regular_events(config.checkpoint_interval, rollout_size, rollouts),
         memory_bytes=rollout_bytes(config, learner) + state,
         details={
             "rollouts": rollouts,

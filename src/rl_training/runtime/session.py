@@ -81,6 +81,8 @@ class TrainingSession:
         self._due: list[str] = []
         self._actions: Any = None
         self._half_learnt = False
+        self.saving = False
+        """Whether a checkpoint is being written, which is worth waiting for."""
         self._checkpoint_path = run.run_context.checkpoints_dir / "step_0.pt"
         self._saved_at_step = -1
         self._saved_at_time = self._logged_at_time = self._started_at_time = time.monotonic()
@@ -218,15 +220,19 @@ class TrainingSession:
         self._note_progress()
 
     def _write_checkpoint(self, name: str) -> Path:
-        return save_training_checkpoint(
-            run_context=self._run.run_context,
-            config=self.config,
-            algorithm_state=self.parts.learner.state_dict(),
-            buffer_state=self.parts.buffer.state_dict(),
-            trainer_state=self._progress().state_dict(),
-            metrics=self.final_metrics(),
-            path=self._run.run_context.checkpoints_dir / name,
-        )
+        self.saving = True
+        try:
+            return save_training_checkpoint(
+                run_context=self._run.run_context,
+                config=self.config,
+                algorithm_state=self.parts.learner.state_dict(),
+                buffer_state=self.parts.buffer.state_dict(),
+                trainer_state=self._progress().state_dict(),
+                metrics=self.final_metrics(),
+                path=self._run.run_context.checkpoints_dir / name,
+            )
+        finally:
+            self.saving = False
 
     def _progress(self) -> SavedProgress:
         return SavedProgress(
