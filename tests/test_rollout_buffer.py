@@ -188,6 +188,20 @@ def test_cutting_ends_the_running_episodes_as_truncated() -> None:
     assert rollout.truncated_last_obs().tolist() == [[9.0]]
 
 
+def test_a_cut_concerns_only_the_envs_it_names() -> None:
+    rollout = filled([[1.0, 1.0, 1.0]], dones=[[False] * 3], truncated=[[False] * 3])
+    rollout.cut(np.array([[7.0], [8.0], [9.0]]), envs=[])
+    assert rollout.dones.tolist() == [[False, False, False]]
+    rollout.cut(np.array([[7.0], [8.0], [9.0]]), envs=[0, 2])
+    assert rollout.dones.tolist() == rollout.truncated.tolist() == [[True, False, True]]
+    assert rollout.truncated_last_obs().tolist() == [[7.0], [9.0]]
+
+
+def test_a_rollout_is_always_saved_whole() -> None:
+    rollout = filled([[1.0], [2.0]], dones=[[False], [False]], truncated=[[False], [False]])
+    assert rollout.state_dict(since=1)["rewards"].tolist() == [[1.0], [2.0]]
+
+
 def test_memory_is_counted_without_being_allocated() -> None:
     real = RolloutBuffer(8, 2, (3,), (), action_dtype=torch.int64)
     counted = RolloutBuffer(8, 2, (3,), (), "meta", action_dtype=torch.int64)

@@ -1,6 +1,6 @@
 """On-policy storage: one rollout of `num_steps` steps from `num_envs` envs, and its advantages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,12 +104,14 @@ class RolloutBuffer:
             last = torch.as_tensor(last_obs[env]).to(self.obs.device, self.obs.dtype, copy=True)
             self._last_obs[self.position, int(env)] = last
 
-    def cut(self, last_obs: Any) -> None:
-        """Treat the running episodes as truncated after the newest step, because they will not be continued."""
+    def cut(self, last_obs: Any, envs: Sequence[int] | None = None) -> None:
+        """Treat the running episodes of `envs`, or of all, as truncated after the newest step: none is continued."""
         self.position -= 1
-        running = ~self.dones[self.position]
+        chosen = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        chosen[slice(None) if envs is None else list(envs)] = True
+        running = chosen & ~self.dones[self.position]
         self.truncated[self.position] |= running
-        self.dones[self.position] = True
+        self.dones[self.position] |= running
         self._keep_last_obs(running.cpu().numpy(), last_obs)
         self.position += 1
 
@@ -147,8 +149,9 @@ class RolloutBuffer:
         for start in range(0, len(self), minibatch_size):
             yield {name: field[start : start + minibatch_size] for name, field in fields.items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The steps stored so far; empty between rollouts."""
+    def state_dict(self, since: int = 0) -> dict[str, Any]:
+        """The steps stored so far, empty between rollouts; a rollout is small and always whole, whatever `since`."""
+        del since
         if self.position == 0:
             return {"position": 0}
         stored = {name: getattr(self, name)[: self.position].clone() for name in self._rows}
