@@ -98,7 +98,7 @@ def test_the_file_is_one_safe_load_of_the_five_parts_with_a_manifest_beside_it(t
     assert names(tmp_path) == ["step_5.pt", "step_5.pt.manifest.json"]
     manifest = json.loads(manifest_path(path).read_text())
     data = path.read_bytes()
-    assert manifest == {"format": 1, "sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+    assert manifest == {"format": 2, "sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
 
 
 @pytest.mark.parametrize("percent", [0, 10, 50, 99])
@@ -164,7 +164,7 @@ def test_what_cannot_be_read_is_refused_by_name(name: str, tmp_path: Path) -> No
 def test_a_newer_format_is_refused_with_its_version(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path / "step_5.pt", make_state())
     manifest_path(path).write_text(json.dumps({"format": 7}))
-    with pytest.raises(CheckpointError, match=r"step_5\.pt has format 7, this version reads up to 1: upgrade"):
+    with pytest.raises(CheckpointError, match=r"step_5\.pt has format 7, this version reads up to 2: upgrade"):
         load_checkpoint(path)
 
 

@@ -22,7 +22,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "rl_training"
 LAYERS = [
     ["", "_lazy", "errors", "memory", "streams"],
     [f"experiment.{name}" for name in ("validation", "schedules", "config", "files", "dialect", "sources")],
-    [f"experiment.{name}" for name in ("runs", "checkpointing", "logging", "curves")],
+    [f"experiment.{name}" for name in ("runs", "migration", "checkpointing", "logging", "curves")],
     ["envs", "policies", "data"],
     ["algorithms"],
     [f"runtime.{name}" for name in ("types", "plan", "trainer", "collector", "evaluator", "callbacks", "progress")],

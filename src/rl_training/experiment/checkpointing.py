@@ -15,8 +15,9 @@ import torch
 
 from rl_training.errors import CheckpointError
 from rl_training.experiment.files import write_atomically, write_text
+from rl_training.experiment.migration import migrate
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 BEST_NAME = "best.pt"
 _STEP_NAME = re.compile(r"step_(\d+)\.pt")
 
@@ -102,12 +103,15 @@ def load_checkpoint(path: Path | str) -> CheckpointState:
         raise CheckpointError(f"checkpoint {target} is not ours: expected maps named {', '.join(sorted(names))}")
     if not described:
         warnings.warn(f"{target} has no manifest beside it, so damage cannot be noticed", stacklevel=2)
-    return CheckpointState(**values)
+    try:
+        return CheckpointState(**migrate(values))
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {target} cannot be brought to today's format: {error!r}") from error
 
 
 def _verify(path: Path, content: bytes) -> None:
     manifest = _read_manifest(manifest_path(path))
-    if manifest["format"] > FORMAT_VERSION:
+    if not 1 <= manifest["format"] <= FORMAT_VERSION:
         raise CheckpointError(
             f"checkpoint {path} has format {manifest['format']}, this version reads up to {FORMAT_VERSION}: upgrade"
         )

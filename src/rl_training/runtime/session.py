@@ -31,8 +31,8 @@ _RETURN_WINDOW = 100  # training episodes that `rollout/ep_rew_mean` averages ov
 class Buffer(Protocol):
     """Experience storage that can be saved."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """What is stored."""
+    def state_dict(self, since: int = 0) -> dict[str, Any]:
+        """What is stored, from transition number `since` on if it is numbered."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` stopped."""
