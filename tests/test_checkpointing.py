@@ -22,6 +22,7 @@ from rl_training.experiment.checkpointing import (
     find_checkpoint,
     load_checkpoint,
     manifest_path,
+    open_checkpoint,
     prune_checkpoints,
     save_checkpoint,
     step_checkpoints,
@@ -416,6 +417,18 @@ def test_a_run_directory_means_its_newest_checkpoint(run_dir: Path) -> None:
     assert find_checkpoint(run_dir) == newest
     assert find_checkpoint(run_dir / "checkpoints") == newest
     assert find_checkpoint(str(run_dir), best=True) == run_dir / "checkpoints" / "best.pt"
+
+
+def test_a_checkpoint_is_found_and_loaded_with_one_read(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, seen = Path.read_bytes, []
+
+    def count(self: Path) -> bytes:
+        seen.append(self.name)
+        return read(self)
+
+    monkeypatch.setattr(Path, "read_bytes", count)
+    assert open_checkpoint(run_dir).state.trainer_state["global_step"] == 20000
+    assert seen == ["step_20000.pt"]
 
 
 def test_a_file_means_itself(run_dir: Path) -> None:

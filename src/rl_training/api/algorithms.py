@@ -9,8 +9,8 @@ from typing_extensions import Self
 from rl_training.errors import ConfigError, TrainingStateError
 from rl_training.experiment.checkpointing import (
     CheckpointState,
-    find_checkpoint,
     load_checkpoint,
+    open_checkpoint,
     save_checkpoint,
 )
 from rl_training.experiment.config import TrainConfig, plain_config
@@ -95,7 +95,7 @@ class Algorithm:
     @classmethod
     def load(cls, path: Path | str) -> Self:
         """The model of a checkpoint file, or of a run directory's newest intact one."""
-        state = load_checkpoint(find_checkpoint(path))
+        state = open_checkpoint(path).state
         model = cls(checkpoint_config(state))
         model._state = state
         model._live_agent()  # a checkpoint that does not fit is refused here, not at the first prediction

@@ -33,6 +33,14 @@ class CheckpointState:
     metadata: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class OpenedCheckpoint:
+    """A checkpoint that was found, and what it holds."""
+
+    path: Path
+    state: CheckpointState
+
+
 def manifest_path(path: Path) -> Path:
     """Where a checkpoint's manifest lies."""
     return path.with_name(path.name + ".manifest.json")
@@ -148,20 +156,26 @@ def _step_names(directory: Path) -> Iterator[tuple[Path, re.Match[str]]]:
 def find_checkpoint(path: Path | str, *, best: bool = False) -> Path:
     """The checkpoint meant by a file or a run directory: that file, or the directory's newest intact (or best) one."""
     target = Path(path)
+    return open_checkpoint(target, best=best).path if target.is_dir() else target
+
+
+def open_checkpoint(path: Path | str, *, best: bool = False) -> OpenedCheckpoint:
+    """Find a checkpoint as `find_checkpoint` does and load it, from one read."""
+    target = Path(path)
     if not target.is_dir():
-        return target
+        return OpenedCheckpoint(target, load_checkpoint(target))
     directory = target / "checkpoints" if (target / "checkpoints").is_dir() else target
     candidates = [directory / BEST_NAME] if best else step_checkpoints(directory)
     refused = []
     for candidate in candidates:
         try:
-            load_checkpoint(candidate)
+            opened = OpenedCheckpoint(candidate, load_checkpoint(candidate))
         except CheckpointError as error:
             refused.append(str(error))
         else:
             for reason in refused:
                 warnings.warn(f"{reason}; using {candidate.name} instead", stacklevel=2)
-            return candidate
+            return opened
     raise CheckpointError(f"no intact checkpoint in {directory}" + "".join(f"; {reason}" for reason in refused))
 
 
