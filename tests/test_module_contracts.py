@@ -22,7 +22,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "rl_training"
 LAYERS = [
     ["", "_lazy", "errors", "memory", "streams"],
     [f"experiment.{name}" for name in ("validation", "schedules", "config", "files", "dialect", "sources")],
-    [f"experiment.{name}" for name in ("runs", "migration", "checkpointing", "logging", "curves")],
+    [f"experiment.{name}" for name in ("payload", "manifest", "migration", "segments")],
+    [f"experiment.{name}" for name in ("runs", "checkpointing", "logging", "curves")],
     ["envs", "policies", "data"],
     ["algorithms"],
     [f"runtime.{name}" for name in ("types", "plan", "trainer", "collector", "evaluator", "callbacks", "progress")],

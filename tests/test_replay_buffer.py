@@ -312,6 +312,19 @@ def test_an_increment_holds_what_is_new_and_what_a_cut_has_changed() -> None:
     assert [(block["first"], len(block["content"]["rows"])) for block in increments.save(buffer)] == [(176, 20)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=["rows", "images"])
+def test_of_two_blocks_the_later_one_counts(dtype: torch.dtype) -> None:
+    ended, running, copy = (ReplayBuffer(8, (1,), (1,), obs_dtype=dtype) for _ in range(3))
+    for buffer, last in ((ended, True), (running, False)):
+        for number in range(6):
+            stored = {"obs": [number], "next_obs": [number + 1 + 9 * last], "dones": last and number in (2, 3)}
+            buffer.add(actions=[0], rewards=number, **stored)
+    first, then = ended.state_dict(), running.state_dict(since=3)
+    copy.load_state_dict({**then, "blocks": first["blocks"] + then["blocks"]})
+    assert drawn(copy, list(range(6)))["dones"].tolist() == [0, 0, 1, 0, 0, 0]
+    assert drawn(copy, [2, 3, 4, 5])["next_obs"].flatten().tolist() == [12, 4, 5, 6]
+
+
 def test_a_cut_concerns_only_the_envs_it_names() -> None:
     buffer = ReplayBuffer(9, (1,), (), num_envs=3)
     add_steps(buffer, range(1, 3))

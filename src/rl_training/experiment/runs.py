@@ -16,6 +16,7 @@ from rl_training.errors import RunDirectoryError
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.dialect import ConfigDumper
 from rl_training.experiment.files import write_text
+from rl_training.experiment.segments import REPLAY_FOLDER
 
 METRICS_FILE = "metrics.jsonl"
 METADATA_FILE = "metadata.json"
@@ -38,6 +39,11 @@ class RunContext:
     def metrics_path(self) -> Path:
         """One JSON object per line: the truth about what was measured."""
         return self.run_dir / METRICS_FILE
+
+    @property
+    def replay_dir(self) -> Path:
+        """The transitions that checkpoints refer to; made when the first are saved."""
+        return self.run_dir / REPLAY_FOLDER
 
 
 def slug(name: str) -> str:

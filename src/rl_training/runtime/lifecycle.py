@@ -62,8 +62,9 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
             progress = SavedProgress.from_state(saved.trainer_state)
             parent = {"run_id": saved.metadata["run_id"], "step": progress.global_step}
     first_obs, _ = parts.envs.reset()
-    if options.run_dir is not None and progress is not None:
+    if options.run_dir is not None and saved is not None and progress is not None:
         run = reopen_training_run(options.run_dir, config, progress.global_step)
+        run.segments.adopt(saved.buffer_state)
         return TrainingSession(config, parts, run, options.callbacks, first_obs, progress)
     run = create_training_run(config, options.run_suffix)
     if progress is not None:

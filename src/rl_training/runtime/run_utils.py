@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from rl_training import __version__
 from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
+from rl_training.experiment.checkpointing import CheckpointState, save_run_checkpoint
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.logging import RunLogger
 from rl_training.experiment.runs import (
@@ -32,6 +32,7 @@ from rl_training.experiment.runs import (
     update_metadata,
     write_config,
 )
+from rl_training.experiment.segments import SegmentStore
 from rl_training.runtime.types import MetricDict
 
 
@@ -41,6 +42,7 @@ class TrainingRun:
 
     run_context: RunContext
     logger: RunLogger
+    segments: SegmentStore
 
     def close(self) -> None:
         """Close the files."""
@@ -87,7 +89,7 @@ def create_training_run(config: TrainConfig, run_suffix: str | None = None) -> T
     try:
         write_config(context, config)
         update_metadata(context, **_describe_run(context, config))
-        return TrainingRun(context, RunLogger(context))
+        return TrainingRun(context, RunLogger(context), SegmentStore(context.replay_dir))
     except BaseException:
         shutil.rmtree(context.run_dir, ignore_errors=True)
         raise
@@ -101,7 +103,7 @@ def reopen_training_run(run_dir: Path, config: TrainConfig, step: int) -> Traini
     truncate_metrics(context, step)
     outcome = {"ended_at": None, "stop_reason": None, "error": None, "metrics": None}
     update_metadata(context, status="running", total_timesteps=config.total_timesteps, resumed=resumed, **outcome)
-    return TrainingRun(context, RunLogger(context, resumed_at=step))
+    return TrainingRun(context, RunLogger(context, resumed_at=step), SegmentStore(context.replay_dir))
 
 
 def save_training_checkpoint(
@@ -113,8 +115,12 @@ def save_training_checkpoint(
     trainer_state: dict[str, Any],
     metrics: MetricDict,
     name: str | None = None,
+    segments: SegmentStore | None = None,
 ) -> Path:
-    """Write `step_<global_step>.pt`, or `name`, into the run's checkpoint directory."""
+    """Write `step_<global_step>.pt`, or `name`, into the run's checkpoint directory.
+
+    `segments` are those of the run; without them every stored transition must be in `buffer_state`.
+    """
     metadata = {
         "run_id": run_context.run_id,
         "metrics": dict(metrics),
@@ -129,7 +135,8 @@ def save_training_checkpoint(
         metadata=metadata,
     )
     name = name or f"step_{trainer_state['global_step']}.pt"
-    return save_checkpoint(run_context.checkpoints_dir / name, state)
+    store = segments or SegmentStore(run_context.replay_dir)
+    return save_run_checkpoint(run_context.checkpoints_dir / name, state, store)
 
 
 @contextmanager

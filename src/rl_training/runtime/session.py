@@ -211,10 +211,11 @@ class TrainingSession:
             run_context=self._run.run_context,
             config=self.config,
             algorithm_state=self.parts.learner.state_dict(),
-            buffer_state=self.parts.buffer.state_dict(),
+            buffer_state=self.parts.buffer.state_dict(since=self._run.segments.saved_until),
             trainer_state=self._trainer_state(),
             metrics=self.final_metrics(),
             name=name,
+            segments=self._run.segments,
         )
 
     def _trainer_state(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experiment.checkpointing import CheckpointState, open_checkpoint
+from rl_training.experiment.checkpointing import CheckpointState, open_checkpoint, open_without_experience
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.agents import Agent, build_agent
@@ -38,7 +38,7 @@ def checkpoint_config(state: CheckpointState) -> TrainConfig:
 
 def load_agent(path: Path | str, *, best: bool = False) -> Agent:
     """The agent of a checkpoint file, or of a run directory's newest intact (or best) one."""
-    state = open_checkpoint(path, best=best).state
+    state = open_without_experience(path, best=best).state
     config = checkpoint_config(state)
     return build_agent(get_algorithm_spec(config.algo).build_learner_fn, config, state)
 
