@@ -327,6 +327,34 @@ def test_a_checkpoint_is_found_and_loaded_with_one_read_of_every_file(
     assert sorted(seen) == sorted([*names(run.replay), "step_12.pt"])
 
 
+class Foo:
+    """Nothing that a checkpoint takes."""
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ({"callbacks": [{"x": Foo()}]}, r"algorithm_state\.callbacks\[0\]\.x is a Foo"),
+        ({"scale": np.float64(1.0)}, r"algorithm_state\.scale is a float64"),
+        ({"moments": {0: (1, np.zeros(2))}}, r"algorithm_state\.moments\[0\]\[1\] is a ndarray"),
+        ({"by": {Foo: 1}}, r"algorithm_state\.by: key .* is a type"),
+        ({"names": {"a"}}, r"algorithm_state\.names is a set"),
+        ({"shape": torch.Size([1])}, r"algorithm_state\.shape is a Size"),
+    ],
+    ids=["object", "number", "array", "key", "set", "size"],
+)
+def test_what_could_not_be_loaded_again_is_refused_before_anything_is_written(
+    tmp_path: Path, value: dict[str, Any], where: str
+) -> None:
+    run = Run(tmp_path)
+    state = run.play(2).state(**value)
+    with pytest.raises(CheckpointError, match=where):
+        save_checkpoint(tmp_path / "model.pt", state)
+    with pytest.raises(CheckpointError, match=where):
+        save_run_checkpoint(run.checkpoints / "step_4.pt", state, run.store)
+    assert files(tmp_path) == {}
+
+
 @pytest.fixture
 def trained(make_config: MakeConfig) -> Path:
     return train_dqn(make_config(algo="dqn")).run_dir

@@ -20,7 +20,7 @@ from rl_training.experiment.manifest import (
     write_manifest,
 )
 from rl_training.experiment.migration import migrate
-from rl_training.experiment.payload import pack, unpack
+from rl_training.experiment.payload import find_foreign, pack, unpack
 from rl_training.experiment.segments import (
     REPLAY_FOLDER,
     SegmentStore,
@@ -55,6 +55,7 @@ class OpenedCheckpoint:
 def save_checkpoint(path: Path | str, state: CheckpointState) -> Path:
     """Write a checkpoint into one file, so that at every moment it is whole and its manifest fits it."""
     target = Path(path)
+    _check_plain(target, state)
     content = pack(vars(replace(state, buffer_state=self_contained(state.buffer_state))))
     try:
         _write(target, content, segments=[])
@@ -65,6 +66,7 @@ def save_checkpoint(path: Path | str, state: CheckpointState) -> Path:
 
 def save_run_checkpoint(path: Path, state: CheckpointState, store: SegmentStore) -> Path:
     """Write a checkpoint of a run, its new transitions into the run's store."""
+    _check_plain(path, state)
     try:
         buffer_state = store.externalize(state.buffer_state)
         content = pack(vars(replace(state, buffer_state=buffer_state)))
@@ -77,6 +79,15 @@ def save_run_checkpoint(path: Path, state: CheckpointState, store: SegmentStore)
         raise
     store.adopt(buffer_state)
     return path
+
+
+def _check_plain(path: Path, state: CheckpointState) -> None:
+    foreign = find_foreign(vars(state))
+    if foreign:
+        raise CheckpointError(
+            f"checkpoint {path} is not written, because it could not be loaded: {foreign}; "
+            "use tensors, numbers, text, lists and dicts"
+        )
 
 
 def _write(path: Path, content: bytes, segments: list[str]) -> None:
