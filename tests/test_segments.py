@@ -1,11 +1,17 @@
 """Replay segments: a checkpoint costs what is new, loads as a whole, and is refused by name when a part is damaged."""
 
 import json
+import os
 import pickle
 import random
 import re
+import resource
 import shutil
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -353,6 +359,53 @@ def test_what_could_not_be_loaded_again_is_refused_before_anything_is_written(
     with pytest.raises(CheckpointError, match=where):
         save_run_checkpoint(run.checkpoints / "step_4.pt", state, run.store)
     assert files(tmp_path) == {}
+
+
+def in_a_process_of_its_own(trial: Callable[[Path], None], run_dir: Path) -> None:
+    command = f"from pathlib import Path; import {__name__}; {__name__}.{trial.__name__}(Path({str(run_dir)!r}))"
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, env=paths, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@contextmanager
+def small_disk(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes."""
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, unlimited[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+
+
+def fill_the_disk(run_dir: Path) -> None:
+    """Let the segment be too large, then the checkpoint; by its own name, then in place of the best one."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    run = Run(run_dir, capacity=20_000)
+    run.play(2).save()
+    run.play(2).save()
+    run.play(2).save(BEST_NAME)
+    newest = run.save()
+    kept = {path: content for path, content in files(run_dir).items() if "step_4." not in path.name}
+    del kept[run.checkpoints / "step_8.pt"], kept[manifest_path(run.checkpoints / "step_8.pt")]
+    for steps, weights, name in ((2_000, 10, "step_9999.pt"), (1, 10_000, "step_9999.pt"), (1, 10_000, BEST_NAME)):
+        state = run.play(steps).state(weights=torch.zeros(weights))
+        told = pytest.warns(UserWarning, match="removing older ones for a second try")
+        refused = pytest.raises(CheckpointError, match=rf"{name} cannot be written.*File too large.*make room")
+        with small_disk(20_000), told, refused:
+            save_run_checkpoint(run.checkpoints / name, state, run.store)
+        left = files(run_dir)
+        assert left.keys() == kept.keys()
+        assert all(left[path] == content for path, content in kept.items() if path.suffix == ".pt")
+        assert run.loaded(newest).added == run.loaded(run.checkpoints / BEST_NAME).added == 12
+        run.buffer, run.steps = run.loaded(newest), 6
+    with small_disk(20_000):
+        assert_equal_content(run.loaded(run.play(3).save()), run.buffer)
+
+
+def test_a_full_disk_keeps_the_checkpoint_before_and_leaves_no_litter(tmp_path: Path) -> None:
+    in_a_process_of_its_own(fill_the_disk, tmp_path / "run")
 
 
 @pytest.fixture

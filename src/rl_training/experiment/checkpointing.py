@@ -1,5 +1,6 @@
 """Checkpoints: staged, flushed, described by a manifest with SHA-256, renamed into place; read without running code."""
 
+import errno
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from rl_training.experiment.segments import (
 
 BEST_NAME = "best.pt"
 _STEP_NAME = re.compile(r"step_(\d+)\.pt")
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,31 @@ def save_checkpoint(path: Path | str, state: CheckpointState) -> Path:
 
 
 def save_run_checkpoint(path: Path, state: CheckpointState, store: SegmentStore) -> Path:
-    """Write a checkpoint of a run, its new transitions into the run's store."""
+    """Write a checkpoint of a run, its new transitions into the run's store.
+
+    If the disk is full, older checkpoints make room for a second try.
+    """
     _check_plain(path, state)
+    try:
+        return _save_with_segments(path, state, store)
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise CheckpointError(f"checkpoint {path} cannot be written: {error}") from error
+        warnings.warn(f"{path} cannot be written ({error}): removing older ones for a second try", stacklevel=2)
+    try:
+        prune_checkpoints(path.parent, keep=1)
+        return _save_with_segments(path, state, store)
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint {path} cannot be written: {error}; the one before is kept: make room, then resume"
+        ) from error
+
+
+def _save_with_segments(path: Path, state: CheckpointState, store: SegmentStore) -> Path:
     try:
         buffer_state = store.externalize(state.buffer_state)
         content = pack(vars(replace(state, buffer_state=buffer_state)))
         _write(path, content, segment_files(buffer_state))
-    except OSError as error:
-        store.discard()
-        raise CheckpointError(f"checkpoint {path} cannot be written: {error}") from error
     except BaseException:
         store.discard()
         raise
