@@ -28,6 +28,7 @@ from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpointing import (
     BEST_NAME,
     CheckpointState,
+    drop_newer,
     find_checkpoint,
     load_checkpoint,
     load_without_experience,
@@ -408,6 +409,21 @@ def test_a_full_disk_keeps_the_checkpoint_before_and_leaves_no_litter(tmp_path: 
     in_a_process_of_its_own(fill_the_disk, tmp_path / "run")
 
 
+def test_what_lies_beyond_the_step_to_go_on_from_is_dropped(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for _ in range(3):
+        run.play(2).save()
+    run.play(1).save(BEST_NAME)
+    drop_newer(run.checkpoints, 8)
+    assert [path.name for path in step_checkpoints(run.checkpoints)] == ["step_8.pt", "step_4.pt"]
+    assert len(names(run.replay)) == 4  # the best one, though of a later step, still needs all
+    run.store.adopt(load_checkpoint(run.checkpoints / "step_8.pt").buffer_state)
+    run.save(BEST_NAME)
+    (run.checkpoints / BEST_NAME).unlink()
+    drop_newer(run.checkpoints, 4)
+    assert [name[:-15] for name in names(run.replay)] == ["rows_0_4_"]
+
+
 @pytest.fixture
 def trained(make_config: MakeConfig) -> Path:
     return train_dqn(make_config(algo="dqn")).run_dir
@@ -438,8 +454,10 @@ def test_a_fork_has_all_its_replay_for_itself(trained: Path) -> None:
 def test_a_damaged_newest_segment_resumes_from_the_checkpoint_before(trained: Path) -> None:
     damage(trained / "replay" / names(trained / "replay")[1], random.Random(2))
     with pytest.warns(UserWarning, match=r"segment .*rows_64_64_.* is damaged.*using step_64\.pt instead"):
-        result = resume_training(trained)
-    assert stored_rows(load_checkpoint(result.checkpoint_path)).shape[0] == 128
+        result = resume_training(trained, total_timesteps=96)
+    assert stored_rows(load_checkpoint(result.checkpoint_path)).shape[0] == 96
+    # The future that was given up is gone, but for the best one if it was of that time.
+    assert [path.name for path in step_checkpoints(trained / "checkpoints")] == ["step_96.pt", "step_64.pt"]
 
 
 def test_a_checkpoint_copied_without_its_segments_acts_but_does_not_go_on(trained: Path, tmp_path: Path) -> None:

@@ -238,6 +238,17 @@ def prune_checkpoints(directory: Path, keep: int) -> None:
     _sweep(directory)
 
 
+def drop_newer(directory: Path, step: int) -> None:
+    """Remove the checkpoints of later steps, because the run goes on from `step` and will come by there again.
+
+    The best one stays, even if it is of a later step: nothing tells that the run will become as good again.
+    """
+    for later, path in list(_steps(directory)):
+        if later > step:
+            _remove(path)
+    _sweep(directory)
+
+
 def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
     manifest_path(path).unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from rl_training import __version__
 from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experiment.checkpointing import CheckpointState, save_run_checkpoint
+from rl_training.experiment.checkpointing import CheckpointState, drop_newer, save_run_checkpoint
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.logging import RunLogger
 from rl_training.experiment.runs import (
@@ -96,11 +96,12 @@ def create_training_run(config: TrainConfig, run_suffix: str | None = None) -> T
 
 
 def reopen_training_run(run_dir: Path, config: TrainConfig, step: int) -> TrainingRun:
-    """Open an existing run directory to go on from `step`; what was measured later is dropped."""
+    """Open an existing run directory to go on from `step`; what was measured and saved later is dropped."""
     context = context_of(run_dir)
     resumed = [*read_metadata(context).get("resumed", []), {"step": step, "at": _now()}]
     write_config(context, config)
     truncate_metrics(context, step)
+    drop_newer(context.checkpoints_dir, step)
     outcome = {"ended_at": None, "stop_reason": None, "error": None, "metrics": None}
     update_metadata(context, status="running", total_timesteps=config.total_timesteps, resumed=resumed, **outcome)
     return TrainingRun(context, RunLogger(context, resumed_at=step), SegmentStore(context.replay_dir))
