@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -407,6 +408,48 @@ def fill_the_disk(run_dir: Path) -> None:
 
 def test_a_full_disk_keeps_the_checkpoint_before_and_leaves_no_litter(tmp_path: Path) -> None:
     in_a_process_of_its_own(fill_the_disk, tmp_path / "run")
+
+
+def kill_savers(run_dir: Path) -> None:
+    """Twenty times: go on from what is there, and be killed while saving as fast as possible."""
+    chooser = random.Random(0)
+    Run(run_dir).play(1).save()
+    for _ in range(20):
+        opened, run, expected = open_checkpoint(run_dir), Run(run_dir), Run(run_dir)
+        run.buffer.load_state_dict(opened.state.buffer_state)
+        run.store.adopt(opened.state.buffer_state)
+        run.steps = run.buffer.added // NUM_ENVS
+        drop_newer(run.checkpoints, run.buffer.added)
+        assert_equal_content(run.buffer, expected.play(run.steps).buffer)
+        assert not list(run_dir.rglob("*.tmp"))
+        child = os.fork()
+        while child == 0:
+            run.play(1 + run.steps % 3).save()
+            run.save(BEST_NAME)
+            prune_checkpoints(run.checkpoints, keep=2)
+        time.sleep(chooser.uniform(0.0, 0.1))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert run.steps > 20
+
+
+def test_a_process_killed_at_any_moment_leaves_an_intact_checkpoint(tmp_path: Path) -> None:
+    in_a_process_of_its_own(kill_savers, tmp_path / "run")
+
+
+def test_what_a_killed_process_has_staged_is_removed(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.play(2).save()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    stale = [run.checkpoints / f".step_9.pt.{gone.pid}.tmp", run.replay / f".rows_0_4_0123456789ab.pt.{gone.pid}.tmp"]
+    stale.append(run.checkpoints / f".step_9.pt.{os.getpid()}.tmp")  # a killed one that had our number
+    stale.append(manifest_path(run.checkpoints / "step_9.pt"))
+    kept = [run.checkpoints / ".step_9.pt.1.tmp", run.replay / ".mine.tmp"]  # of a process that runs; of nobody
+    for path in (*stale, *kept):
+        path.write_bytes(b"half")
+    prune_checkpoints(run.checkpoints, keep=1)
+    assert [path for path in (*stale, *kept) if path.exists()] == kept
 
 
 def test_what_lies_beyond_the_step_to_go_on_from_is_dropped(tmp_path: Path) -> None:

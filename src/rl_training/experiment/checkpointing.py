@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.files import write_atomically
+from rl_training.experiment.files import remove_stale, write_atomically
 from rl_training.experiment.manifest import (
     MANIFEST_SUFFIX,
     Content,
@@ -257,6 +257,8 @@ def _remove(path: Path) -> None:
 def _sweep(directory: Path) -> None:
     """Remove what killed processes have left, and the segments that no checkpoint needs."""
     replay = directory.parent / REPLAY_FOLDER
+    for folder in (directory, replay):
+        remove_stale(folder)
     for manifest in directory.glob(f"*.pt{MANIFEST_SUFFIX}"):
         path = manifest.with_name(manifest.name.removesuffix(MANIFEST_SUFFIX))
         if not path.exists():
