@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 
 torch.set_num_threads(1)  # what runs use; two test processes on two cores would only get in each other's way
@@ -22,6 +23,16 @@ TINY_REPLAY = {
     "hidden_sizes": [8],
 }
 TINY = {"ppo": TINY_PPO, "dqn": TINY_REPLAY, "sac": TINY_REPLAY}
+
+
+def stored_rows(saved: CheckpointState) -> torch.Tensor:
+    """The replay rows of a checkpoint, oldest first."""
+    state = saved.buffer_state
+    oldest = state["added"] - state["size"]
+    rows: dict[int, torch.Tensor] = {}
+    for block in state["blocks"]:
+        rows |= {block["first"] + index: row for index, row in enumerate(block["content"]["rows"])}
+    return torch.stack([rows[number] for number in range(oldest, state["added"])])
 
 
 @pytest.fixture

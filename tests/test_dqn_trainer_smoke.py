@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from conftest import MakeConfig
+from conftest import MakeConfig, stored_rows
 
 from rl_training.errors import EnvironmentSetupError
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -17,7 +17,8 @@ def test_a_run_leaves_metrics_and_a_checkpoint_with_its_replay_buffer(make_confi
     assert result.metrics["eval_episodes"] == 2
     assert read_metadata(context_of(result.run_dir))["status"] == "completed"
     saved = load_checkpoint(result.checkpoint_path)
-    assert (saved.buffer_state["size"], saved.buffer_state["rows"].shape) == (128, (128, 4 + 1 + 3 + 4))
+    assert saved.buffer_state["size"] == 128
+    assert stored_rows(saved).shape == (128, 4 + 1 + 3 + 4)
     logged = [row for row in read_metrics(context_of(result.run_dir)) if "train/loss" in row]
     assert {"train/epsilon", "train/q_mean", "train/learning_rate", "rollout/ep_rew_mean"} <= set(logged[-1])
     assert evaluate_checkpoint(result.checkpoint_path, 2)["eval_return_mean"] == result.metrics["eval_return_mean"]
@@ -52,9 +53,10 @@ def test_schedules_counters_and_replay_go_on_where_they_were(make_config: MakeCo
         for name in ("train/epsilon", "train/learning_rate", "train/n_updates"):
             assert row[name] == rows[step][name]
         assert row["train/epsilon"] == resolve_dqn_params(config).epsilon(step, 256)
-    before, after = load_checkpoint(middle).buffer_state, load_checkpoint(resumed.checkpoint_path).buffer_state
-    assert (before["size"], after["size"], after["head"]) == (128, 200, 56)  # capacity 200: it has wrapped
-    assert after["rows"][56:124].equal(before["rows"][56:124])
+    before, after = load_checkpoint(middle), load_checkpoint(resumed.checkpoint_path)
+    assert (before.buffer_state["size"], before.buffer_state["added"]) == (128, 128)
+    assert (after.buffer_state["size"], after.buffer_state["added"]) == (200, 256)  # it has wrapped
+    assert stored_rows(after)[: 124 - 56].equal(stored_rows(before)[56:124])
 
 
 def test_continuous_actions_are_refused_with_what_is_supported(make_config: MakeConfig) -> None:

@@ -22,6 +22,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "rl_training"
 LAYERS = [
     ["", "_lazy", "errors", "memory", "streams"],
     [f"experiment.{name}" for name in ("validation", "schedules", "config", "files", "dialect", "sources")],
+    [f"experiment.{name}" for name in ("payload", "manifest", "migration", "segments")],
     [f"experiment.{name}" for name in ("runs", "checkpointing", "digests", "locking", "logging", "curves")],
     ["envs", "policies", "data"],
     ["algorithms"],

@@ -239,3 +239,123 @@ def test_what_is_stored_does_not_change_with_the_arrays_it_came_from(dtype: torc
     assert [batch[name].item() for name in given] == [3, 3, 3]
     batch["obs"][:] = 7  # nor does a drawn batch reach back into the store
     assert buffer.sample(1)["obs"].item() == 3
+
+
+def add_steps(buffer: ReplayBuffer, steps: range) -> None:
+    """In step s env e shows 20 * e + s; env e ends with every step that 3 + e divides, by turns in either way."""
+    envs = np.arange(buffer.num_envs)
+    for step in steps:
+        ended = step % (3 + envs) == 0
+        obs = (20 * envs + step).reshape(-1, 1) % 256
+        kinds = {"dones": ended & (step % 2 == 0), "truncated": ended & (step % 2 == 1)}
+        buffer.add(obs=obs, actions=envs, rewards=envs + 10.0 * step, next_obs=(obs + 1) % 256, **kinds)
+
+
+def assert_equal_content(left: ReplayBuffer, right: ReplayBuffer) -> None:
+    assert (len(left), left.added) == (len(right), right.added)
+    rows = list(range(len(left)))
+    one, two = drawn(left, rows), drawn(right, rows)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+class Increments:
+    """What several saves of a buffer have gathered, put together as one state."""
+
+    def __init__(self) -> None:
+        self.blocks: list[dict[str, Any]] = []
+        self.saved_until = 0
+        self.last: dict[str, Any] = {}
+
+    def save(self, buffer: ReplayBuffer) -> list[dict[str, Any]]:
+        self.last = buffer.state_dict(self.saved_until)
+        self.blocks += self.last["blocks"]
+        self.saved_until = buffer.added
+        new: list[dict[str, Any]] = self.last["blocks"]
+        return new
+
+    def state(self) -> dict[str, Any]:
+        return {**self.last, "blocks": self.blocks}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=["rows", "images"])
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("saves", [[2, 4], [1, 5, 6, 9], [3, 8, 9, 30, 33]], ids=str)
+def test_increments_put_together_load_as_the_whole_does(dtype: torch.dtype, num_envs: int, saves: list[int]) -> None:
+    def make() -> ReplayBuffer:
+        return ReplayBuffer(8 * num_envs, (1,), (), num_envs=num_envs, obs_dtype=dtype, n_step=3, gamma=0.5)
+
+    straight, increments, done = make(), Increments(), 0
+    for number, until in enumerate(saves):
+        add_steps(straight, range(done, until))
+        if number % 2:
+            straight.cut([num_envs - 1])
+        done = until
+        increments.save(straight)
+        together, whole, used = make(), make(), make()
+        add_steps(used, range(50, 61))
+        for copy, state in ((together, increments.state()), (whole, straight.state_dict()), (used, increments.state())):
+            copy.load_state_dict(state)
+            assert_equal_content(copy, straight)
+            assert_equal_content(copy, straight)
+            follow, straight_on = make(), make()
+            for buffer, source in ((follow, copy), (straight_on, straight)):
+                buffer.load_state_dict(source.state_dict())
+                add_steps(buffer, range(until, until + 5))
+            assert_equal_content(follow, straight_on)
+
+
+def test_an_increment_holds_what_is_new_and_what_a_cut_has_changed() -> None:
+    buffer, increments = ReplayBuffer(20, (1,), (), num_envs=2), Increments()
+    add_steps(buffer, range(1, 5))
+    assert [(block["first"], len(block["content"]["rows"])) for block in increments.save(buffer)] == [(0, 8)]
+    assert increments.save(buffer) == []
+    add_steps(buffer, range(5, 6))
+    assert [(block["first"], len(block["content"]["rows"])) for block in increments.save(buffer)] == [(8, 2)]
+    buffer.cut([0])
+    add_steps(buffer, range(6, 8))
+    assert [(block["first"], len(block["content"]["rows"])) for block in increments.save(buffer)] == [(8, 6)]
+    add_steps(buffer, range(8, 9))
+    assert [(block["first"], len(block["content"]["rows"])) for block in increments.save(buffer)] == [(14, 2)]
+    add_steps(buffer, range(9, 99))  # more than it holds
+    assert [(block["first"], len(block["content"]["rows"])) for block in increments.save(buffer)] == [(176, 20)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=["rows", "images"])
+def test_of_two_blocks_the_later_one_counts(dtype: torch.dtype) -> None:
+    ended, running, copy = (ReplayBuffer(8, (1,), (1,), obs_dtype=dtype) for _ in range(3))
+    for buffer, last in ((ended, True), (running, False)):
+        for number in range(6):
+            stored = {"obs": [number], "next_obs": [number + 1 + 9 * last], "dones": last and number in (2, 3)}
+            buffer.add(actions=[0], rewards=number, **stored)
+    first, then = ended.state_dict(), running.state_dict(since=3)
+    copy.load_state_dict({**then, "blocks": first["blocks"] + then["blocks"]})
+    assert drawn(copy, list(range(6)))["dones"].tolist() == [0, 0, 1, 0, 0, 0]
+    assert drawn(copy, [2, 3, 4, 5])["next_obs"].flatten().tolist() == [12, 4, 5, 6]
+
+
+def test_a_cut_concerns_only_the_envs_it_names() -> None:
+    buffer = ReplayBuffer(9, (1,), (), num_envs=3)
+    add_steps(buffer, range(1, 3))
+    buffer.cut([])
+    assert drawn(buffer, [3, 4, 5])["truncated"].tolist() == [0.0, 0.0, 0.0]
+    buffer.cut([0, 2])
+    assert drawn(buffer, list(range(6)))["truncated"].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"size": 4}, "4 of 6 transitions were stored, the capacity is 5 now"),
+        ({"blocks": []}, "transitions 1 to 5 are missing"),
+        ({"added": 7}, "transitions 6 to 6 are missing"),
+        ({"blocks": [{"first": 2, "content": {"rows": torch.zeros(4, 6)}}]}, "rows 2 to 5 of shape"),
+        ({"blocks": [{"first": 1, "content": {"rows": torch.zeros(6, 6)}}]}, "rows 1 to 6 of shape"),
+        ({"blocks": [{"first": 1, "content": {"rows": torch.zeros(5, 1)}}]}, "rows 1 to 5 of shape"),
+    ],
+    ids=["size", "none", "too few", "a gap", "too many", "narrow"],
+)
+def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any], reason: str) -> None:
+    buffer, other = (ReplayBuffer(5, (1,), (1,)) for _ in range(2))
+    fill(buffer, range(6))
+    with pytest.raises(ValueError, match=reason):
+        other.load_state_dict({**buffer.state_dict(), **change})

@@ -195,6 +195,11 @@ def test_cutting_an_empty_rollout_changes_nothing() -> None:
     assert len(rollout) == 0
 
 
+def test_a_rollout_is_always_saved_whole() -> None:
+    rollout = filled([[1.0], [2.0]], dones=[[False], [False]], truncated=[[False], [False]])
+    assert rollout.state_dict(since=1)["rewards"].tolist() == [[1.0], [2.0]]
+
+
 def test_memory_is_counted_without_being_allocated() -> None:
     real = RolloutBuffer(8, 2, (3,), (), action_dtype=torch.int64)
     counted = RolloutBuffer(8, 2, (3,), (), "meta", action_dtype=torch.int64)

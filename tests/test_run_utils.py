@@ -229,6 +229,6 @@ def test_a_training_checkpoint_is_named_by_its_step_and_loads(make_config: MakeC
 
 
 def test_a_training_checkpoint_may_have_another_name(make_config: MakeConfig) -> None:
-    path = save(make_config, path=make_config().output_dir / "best.pt")
+    path = save(make_config, name="best.pt")
     assert path.name == "best.pt"
     assert load_checkpoint(path).trainer_state == {"global_step": 42}

@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MakeConfig
+from conftest import MakeConfig, stored_rows
 
 from rl_training import SAC
 from rl_training.errors import ConfigError, EnvironmentSetupError
@@ -17,8 +17,9 @@ def test_a_run_leaves_metrics_and_a_checkpoint_with_its_replay_buffer(make_confi
     assert result.run_dir.name == "sac__Pendulum-v1__seed7__here"
     assert result.metrics["global_step"] == 128
     saved = load_checkpoint(result.checkpoint_path)
-    assert (saved.buffer_state["size"], saved.buffer_state["rows"].shape) == (128, (128, 3 + 1 + 3 + 3))
-    assert saved.buffer_state["rows"][:, 3].abs().max() <= 1.0  # the policy's scale, not the env's
+    assert saved.buffer_state["size"] == 128
+    assert stored_rows(saved).shape == (128, 3 + 1 + 3 + 3)
+    assert stored_rows(saved)[:, 3].abs().max() <= 1.0  # the policy's scale, not the env's
     logged = [row for row in read_metrics(context_of(result.run_dir)) if "train/critic_loss" in row]
     assert {"train/actor_loss", "train/ent_coef", "train/entropy", "train/q_mean"} <= set(logged[-1])
     assert evaluate_checkpoint(result.checkpoint_path, 2)["eval_return_mean"] == result.metrics["eval_return_mean"]
@@ -42,8 +43,8 @@ def test_temperature_counters_and_replay_go_on_where_they_were(make_config: Make
     assert end.algorithm_state["num_updates"] == straight.metrics["num_updates"] == 56
     assert end.algorithm_state["alpha_optimizer"]["state"][0]["step"].item() == 56
     assert middle.algorithm_state["log_alpha"].item() != end.algorithm_state["log_alpha"].item()
-    assert (middle.buffer_state["size"], end.buffer_state["head"]) == (128, 56)
-    assert end.buffer_state["rows"][56:124].equal(middle.buffer_state["rows"][56:124])
+    assert (middle.buffer_state["added"], end.buffer_state["added"], end.buffer_state["size"]) == (128, 256, 200)
+    assert stored_rows(end)[: 124 - 56].equal(stored_rows(middle)[56:124])
 
 
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, "automatic", True])

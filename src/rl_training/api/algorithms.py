@@ -9,9 +9,11 @@ from typing_extensions import Self
 from rl_training.errors import ConfigError, TrainingStateError
 from rl_training.experiment.checkpointing import (
     CheckpointState,
-    find_checkpoint,
     load_checkpoint,
+    open_checkpoint,
+    open_without_experience,
     save_checkpoint,
+    with_experience,
 )
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.default_manager import DefaultExperimentManager
@@ -50,6 +52,7 @@ class Algorithm:
         self._spec: AlgorithmSpec = get_algorithm_spec(self.algo)
         self._spec.resolve_params_fn(config)
         self._state: CheckpointState | None = None
+        self._loaded_from = Path()
         self._agent: Agent | None = None
 
     @classmethod
@@ -77,6 +80,7 @@ class Algorithm:
         try:
             if self._state is not None:
                 self.config = continued_config(self._state, budget_layer(total_timesteps))
+                self._state = with_experience(self._state, self._loaded_from)
                 return Continuation(self.config, self._state, run_dir=None).train(callbacks=listeners)
             if total_timesteps is not None:
                 self.config = TrainConfig(**{**plain_config(self.config), "total_timesteps": total_timesteps})
@@ -90,14 +94,16 @@ class Algorithm:
         if self._state is None:
             raise TrainingStateError("there is nothing to save yet: call learn() first")
         target = Path(path)
+        self._state = with_experience(self._state, self._loaded_from)
         return save_checkpoint(target if target.suffix else target.with_suffix(".pt"), self._state)
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
         """The model of a checkpoint file, or of a run directory's newest intact one."""
-        state = load_checkpoint(find_checkpoint(path))
-        model = cls(checkpoint_config(state))
-        model._state = state
+        # A file may have been copied without the run's replay folder, which only learn() and save() need.
+        opened = open_checkpoint(path) if Path(path).is_dir() else open_without_experience(path)
+        model = cls(checkpoint_config(opened.state))
+        model._state, model._loaded_from = opened.state, opened.path
         model._live_agent()  # a checkpoint that does not fit is refused here, not at the first prediction
         return model
 

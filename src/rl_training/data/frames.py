@@ -1,7 +1,5 @@
 """Image observations of a replay ring, each stored once: the next observation is the successor's own."""
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -50,15 +48,36 @@ class FrameStore:
                 following[place] = torch.from_numpy(self._beyond[row])
         return self._frames[index], following
 
-    def state_dict(self, size: int) -> dict[str, Any]:
-        """The first `size` rows."""
-        beyond = {row: torch.from_numpy(image.copy()) for row, image in self._beyond.items()}
-        ended = torch.from_numpy(self._ended[:size].copy())
-        return {"frames": self._frames[:size].clone(), "ended": ended, "beyond": beyond}
+    def block(self, rows: Index) -> dict[str, Tensor]:
+        """The images of `rows`, and in their order the second images of those that ended."""
+        second = [self._beyond[row] for row in rows[self._ended[rows]].tolist()]
+        return {
+            "frames": self._frames[torch.from_numpy(rows)],
+            "ended": torch.from_numpy(self._ended[rows]),
+            "beyond": torch.from_numpy(np.array(second, np.uint8).reshape(-1, *self._array.shape[1:])),
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
-        size = len(state["frames"])
-        self._frames[:size] = state["frames"]
-        self._ended[:size] = state["ended"].numpy()
-        self._beyond = {int(row): image.numpy() for row, image in state["beyond"].items()}
+    def load_block(self, rows: Index, content: dict[str, Tensor]) -> None:
+        """Take over the newest `len(rows)` images of a block."""
+        skipped = len(content["frames"]) - len(rows)
+        ended = content["ended"].numpy()
+        self._frames[torch.from_numpy(rows)] = content["frames"][skipped:]
+        self._ended[rows] = ended[skipped:]
+        for row in rows.tolist():
+            self._beyond.pop(row, None)  # of the transition that was here before
+        second = content["beyond"].numpy()[np.count_nonzero(ended[:skipped]) :]
+        for row, image in zip(rows[ended[skipped:]].tolist(), second, strict=True):
+            self._beyond[row] = image.copy()
+
+    def open_ends(self) -> dict[int, Tensor]:
+        """By row, the second images of the newest rows, which their successors will make superfluous."""
+        return {row: torch.from_numpy(image.copy()) for row, image in self._beyond.items() if not self._ended[row]}
+
+    def clear(self) -> None:
+        """Forget which rows ended, and all second images."""
+        self._ended[:] = False
+        self._beyond.clear()
+
+    def load_open_ends(self, images: dict[int, Tensor]) -> None:
+        """Take over what `open_ends` gave."""
+        self._beyond |= {row: image.numpy().copy() for row, image in images.items()}

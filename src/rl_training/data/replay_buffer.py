@@ -26,8 +26,9 @@ def transition_bytes(obs_shape: Shape, action_shape: Shape, obs_dtype: torch.dty
 class ReplayBuffer:
     """The newest `capacity` transitions, one packed float32 row each; images are kept apart, as uint8 and once.
 
-    `dones` says that the episode terminated; a time limit is `truncated` and keeps its bootstrap. Rows of `num_envs`
-    envs are interleaved, so that the successor of row i is row i + num_envs.
+    `dones` says that the episode terminated; a time limit is `truncated` and keeps its bootstrap. Transitions are
+    numbered in the order in which they came, and number n lies in row n modulo `capacity`. Rows of `num_envs` envs are
+    interleaved, so that the successor of row i is row i + num_envs.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class ReplayBuffer:
         self._columns = {name: slice(end - sizes[name], end) for name, end in zip(sizes, ends, strict=True)}
         self._rows = torch.zeros((self.capacity, int(ends[-1])))
         self._array = self._rows.numpy()  # the same memory
-        self._head = 0  # where the next row is written
+        self.added = 0
+        """How many transitions were ever added: the number of the next one."""
         self._size = 0
+        self._cut_at = -1  # how many had been added at the last cut
 
     def __len__(self) -> int:
         return self._size
@@ -72,7 +75,7 @@ class ReplayBuffer:
     def add(self, *, obs: Any, actions: Any, rewards: Any, next_obs: Any, dones: Any, truncated: Any = False) -> None:
         """Store one transition, or one of every env when the arguments have a leading axis [env, ...]."""
         count = np.size(rewards)
-        rows = (self._head + np.arange(count)) % self.capacity
+        rows = self._places(self.added, self.added + count)
         given = {"actions": actions, "rewards": rewards, "dones": dones}
         given["truncated"] = np.broadcast_to(np.asarray(truncated), (count,))
         if self._frames:
@@ -83,8 +86,12 @@ class ReplayBuffer:
         for name, value in given.items():
             self._array[rows, self._columns[name]] = np.reshape(np.asarray(value), (count, -1))
         self.sampler.added(rows)
-        self._head = (self._head + count) % self.capacity
+        self.added += count
         self._size = min(self._size + count, self.capacity)
+
+    def _places(self, first: int, end: int) -> Index:
+        """The rows of the transitions numbered from `first` to before `end`."""
+        return np.arange(first, end) % self.capacity
 
     def cut(self, envs: Sequence[int], last_obs: Any = None) -> None:
         """Treat the running episodes of `envs` as truncated after their newest step: they will not be continued.
@@ -94,7 +101,8 @@ class ReplayBuffer:
         del last_obs
         if not self._size:
             return
-        newest = (self._head - self.num_envs + np.array(envs, dtype=np.int64)) % self.capacity
+        newest = self._places(self.added - self.num_envs, self.added)[list(envs)]
+        self._cut_at = self.added
         columns = {name: self._array[:, self._columns[name]] for name in ("dones", "truncated")}
         columns["truncated"][newest] = np.maximum(columns["truncated"][newest], 1.0 - columns["dones"][newest])
         if self._frames:
@@ -139,7 +147,7 @@ class ReplayBuffer:
             sums += np.where(alive, np.float32(self.gamma**step) * rewards[cursor], np.float32(0.0))
             last = np.where(alive, cursor, last)
             lengths += alive
-            newest = (self._head - 1 - cursor) % self.capacity < self.num_envs  # its successor is not stored
+            newest = (self.added - 1 - cursor) % self.capacity < self.num_envs  # its successor is not stored
             alive &= ~(newest | (dones[cursor] + truncated[cursor] > 0.0))
             cursor = (cursor + self.num_envs) % self.capacity
         ahead = self._gather(last)
@@ -147,20 +155,53 @@ class ReplayBuffer:
         names = ("next_obs", "dones", "truncated")
         return {"rewards": torch.from_numpy(sums), "discounts": discounts, **{name: ahead[name] for name in names}}
 
-    def state_dict(self) -> dict[str, Any]:
-        """What is stored, in place: rows keep their numbers, also in mid-wrap."""
+    def state_dict(self, since: int = 0) -> dict[str, Any]:
+        """What is stored; of the transitions those numbered from `since` on, the earlier ones being saved already.
+
+        The blocks of such increments, one after the other, and the rest of the last one make a whole state.
+        """
+        if since <= self._cut_at:  # what was saved before the cut may lack it in the newest row of every env
+            since -= self.num_envs
+        first = max(since, self.added - self._size)
+        places = self._places(first, self.added)
+        block: dict[str, Any] = {"first": first, "content": self._block(places)}
         return {
-            "rows": self._rows[: self._size].clone(),
-            "head": self._head,
+            "added": self.added,
             "size": self._size,
+            "blocks": [block] if len(places) else [],
             "sampler": self.sampler.state_dict(),
-            "frames": self._frames.state_dict(self._size) if self._frames else None,
+            "open_ends": self._frames.open_ends() if self._frames else {},
         }
 
+    def _block(self, places: Index) -> dict[str, Tensor]:
+        frames = self._frames.block(places) if self._frames else {}
+        return {"rows": self._rows[torch.from_numpy(places)], **frames}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
-        self._head, self._size = int(state["head"]), int(state["size"])
-        self._rows[: self._size] = state["rows"]
+        """Go on where `state` stopped; of a transition that several blocks hold, the last one counts."""
+        added, size = int(state["added"]), int(state["size"])
+        if size != min(added, self.capacity):
+            raise ValueError(f"{size} of {added} transitions were stored, the capacity is {self.capacity} now")
+        self.added, self._size, self._cut_at = added, size, -1
+        if self._frames:
+            self._frames.clear()
+        known = added - size
+        for block in state["blocks"]:
+            known = self._load_block(int(block["first"]), block["content"], known)
+        if known != added:
+            raise ValueError(f"transitions {known} to {added - 1} are missing")
         self.sampler.load_state_dict(state["sampler"])
         if self._frames:
-            self._frames.load_state_dict(state["frames"])
+            self._frames.load_open_ends(state["open_ends"])
+
+    def _load_block(self, first: int, content: dict[str, Tensor], known: int) -> int:
+        """Write what is not too old; all transitions before `known` are there, the answer is the next such number."""
+        rows, oldest = content["rows"], self.added - self._size
+        end = first + len(rows)
+        if first > known or end > self.added or rows.shape[1:] != self._rows.shape[1:]:
+            raise ValueError(f"rows {first} to {end - 1} of shape {tuple(rows.shape[1:])} do not fit")
+        places = self._places(max(first, oldest), max(end, oldest))
+        self._rows[torch.from_numpy(places)] = rows[len(rows) - len(places) :]
+        if self._frames:
+            self._frames.load_block(places, content)
+        return max(known, end)

@@ -154,8 +154,9 @@ class RolloutBuffer:
         for start in range(0, len(self), minibatch_size):
             yield {name: field[start : start + minibatch_size] for name, field in fields.items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The steps stored so far; empty between rollouts."""
+    def state_dict(self, since: int = 0) -> dict[str, Any]:
+        """The steps stored so far, empty between rollouts; a rollout is small and always whole, whatever `since`."""
+        del since
         if self.position == 0:
             return {"position": 0}
         stored = {name: getattr(self, name)[: self.position].clone() for name in self._rows}

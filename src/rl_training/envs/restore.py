@@ -29,7 +29,7 @@ class Restored:
 def restore_env(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
     """Bring `env` to where `episode` was; it must then show `expected_obs`, after the same return."""
     if episode.seed is None:
-        return Restored(None, "its episode was started without a seed")
+        return Restored(None, "the seed of its episode is not known")
     if episode.state is None and episode.actions is None:
         return Restored(None, f"its episode of {episode.length} steps is too long to replay")
     try:

@@ -1,23 +1,38 @@
 """Checkpoints: staged, flushed, described by a manifest with SHA-256, renamed into place; read without running code."""
 
-import hashlib
-import io
-import json
-import pickle
+import errno
 import re
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rl_training.errors import CheckpointError
-from rl_training.experiment.files import write_atomically, write_text
+from rl_training.experiment.files import remove_stale, write_atomically
+from rl_training.experiment.manifest import (
+    MANIFEST_SUFFIX,
+    Content,
+    describe,
+    manifest_path,
+    read_manifest,
+    verify,
+    write_manifest,
+)
+from rl_training.experiment.migration import migrate
+from rl_training.experiment.payload import find_foreign, pack, unpack
+from rl_training.experiment.segments import (
+    REPLAY_FOLDER,
+    SegmentStore,
+    resolve_segments,
+    segment_files,
+    self_contained,
+)
 
-FORMAT_VERSION = 1
 BEST_NAME = "best.pt"
 _STEP_NAME = re.compile(r"step_(\d+)\.pt")
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -31,67 +46,112 @@ class CheckpointState:
     metadata: dict[str, Any]
 
 
-def manifest_path(path: Path) -> Path:
-    """Where a checkpoint's manifest lies."""
-    return path.with_name(path.name + ".manifest.json")
+@dataclass(frozen=True)
+class OpenedCheckpoint:
+    """A checkpoint that was found, and what it holds."""
+
+    path: Path
+    state: CheckpointState
 
 
 def save_checkpoint(path: Path | str, state: CheckpointState) -> Path:
-    """Write a checkpoint so that at every moment the file at `path` is whole and its manifest fits it."""
+    """Write a checkpoint into one file, so that at every moment it is whole and its manifest fits it."""
     target = Path(path)
-    memory = io.BytesIO()
-    torch.save({name: getattr(state, name) for name in CheckpointState.__dataclass_fields__}, memory)
-    content = memory.getvalue()
-    manifest = {
-        "format": FORMAT_VERSION,
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "size": len(content),
-    }
+    _check_plain(target, state)
+    content = pack(vars(replace(state, buffer_state=self_contained(state.buffer_state))))
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if _intact(target):
-            # Until the rename below, the old content is the valid one: the new manifest vouches for both.
-            manifest["replaces"] = hashlib.sha256(target.read_bytes()).hexdigest()
-        try:
-            write_text(manifest_path(target), json.dumps(manifest, indent=2) + "\n")
-            write_atomically(target, lambda file: file.write(content))
-        finally:
-            if not target.exists():
-                manifest_path(target).unlink(missing_ok=True)
+        _write(target, content, segments=[])
     except OSError as error:
         raise CheckpointError(f"checkpoint {target} cannot be written: {error}") from error
     return target
 
 
-def _intact(path: Path) -> bool:
-    """Whether a checkpoint stands at `path` that its manifest, if it has one, vouches for."""
-    if not path.exists() or not manifest_path(path).exists():
-        return path.exists()
+def save_run_checkpoint(path: Path, state: CheckpointState, store: SegmentStore) -> Path:
+    """Write a checkpoint of a run, its new transitions into the run's store.
+
+    If the disk is full, older checkpoints make room for a second try.
+    """
+    _check_plain(path, state)
     try:
-        _verify(path, path.read_bytes())
+        return _save_with_segments(path, state, store)
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise CheckpointError(f"checkpoint {path} cannot be written: {error}") from error
+        warnings.warn(f"{path} cannot be written ({error}): removing older ones for a second try", stacklevel=2)
+    try:
+        prune_checkpoints(path.parent, keep=1)
+        return _save_with_segments(path, state, store)
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint {path} cannot be written: {error}; the one before is kept: make room, then resume"
+        ) from error
+
+
+def _save_with_segments(path: Path, state: CheckpointState, store: SegmentStore) -> Path:
+    try:
+        buffer_state = store.externalize(state.buffer_state)
+        content = pack(vars(replace(state, buffer_state=buffer_state)))
+        _write(path, content, segment_files(buffer_state))
+    except BaseException:
+        store.discard()
+        raise
+    store.adopt(buffer_state)
+    return path
+
+
+def _check_plain(path: Path, state: CheckpointState) -> None:
+    foreign = find_foreign(vars(state))
+    if foreign:
+        raise CheckpointError(
+            f"checkpoint {path} is not written, because it could not be loaded: {foreign}; "
+            "use tensors, numbers, text, lists and dicts"
+        )
+
+
+def _write(path: Path, content: bytes, segments: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new, old, replacing = describe(content, segments), _standing(path), path.exists()
+    try:
+        # Until the second rename the old content is the valid one, so the new manifest vouches for both.
+        write_manifest(path, new, replaces=old)
+        write_atomically(path, lambda file: file.write(content))
+    except BaseException:
+        if not replacing:
+            _remove(path)
+        raise
+    if old is not None:
+        with suppress(OSError):  # a manifest that still vouches for what is gone is right as well
+            write_manifest(path, new)
+
+
+def _standing(path: Path) -> Content | None:
+    """The intact checkpoint that stands at `path`, if one does; without a manifest it is taken for intact."""
+    if not path.exists():
+        return None
+    content = path.read_bytes()
+    if not manifest_path(path).exists():
+        return describe(content, segments=[])
+    try:
+        return verify(path, content)
     except CheckpointError:
-        return False
-    return True
+        return None
 
 
 def load_checkpoint(path: Path | str) -> CheckpointState:
-    """Read a checkpoint, refusing one that is damaged, of a newer format, or that holds anything but data."""
+    """Read a checkpoint with all its experience, refusing what is damaged, of a newer format, or holds code."""
+    target = Path(path)
+    return with_experience(load_without_experience(target), target)
+
+
+def load_without_experience(path: Path | str) -> CheckpointState:
+    """Read a checkpoint but not the replay segments that it refers to: enough to act, too little to go on training."""
     target = Path(path)
     try:
         content = target.read_bytes()
     except OSError as error:
         raise CheckpointError(f"checkpoint {target} cannot be read: {error.strerror}") from None
-    described = manifest_path(target).exists()
-    if described:
-        _verify(target, content)
-    try:
-        values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(f"checkpoint {target} is refused: it is damaged or holds code ({reason})") from None
-    except Exception as error:  # what the unpickler meets in a damaged file shows as almost any error
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise CheckpointError(f"checkpoint {target} is damaged: {reason}") from None
+    described = verify(target, content) if manifest_path(target).exists() else None
+    values = unpack(content, f"checkpoint {target}")
     names = set(CheckpointState.__dataclass_fields__)
     if (
         not isinstance(values, dict)
@@ -99,32 +159,30 @@ def load_checkpoint(path: Path | str) -> CheckpointState:
         or not all(isinstance(part, dict) for part in values.values())
     ):
         raise CheckpointError(f"checkpoint {target} is not ours: expected maps named {', '.join(sorted(names))}")
-    if not described:
+    with _refusing_odd_parts(target):
+        state = CheckpointState(**migrate(values))
+        needed = segment_files(state.buffer_state)
+    if described is None:
         warnings.warn(f"{target} has no manifest beside it, so damage cannot be noticed", stacklevel=2)
-    return CheckpointState(**values)
-
-
-def _verify(path: Path, content: bytes) -> None:
-    manifest = _read_manifest(manifest_path(path))
-    if manifest["format"] > FORMAT_VERSION:
+    elif needed != described.segments:
         raise CheckpointError(
-            f"checkpoint {path} has format {manifest['format']}, this version reads up to {FORMAT_VERSION}: upgrade"
+            f"manifest {manifest_path(target)} is damaged: it names other segments than the checkpoint"
         )
-    digest = hashlib.sha256(content).hexdigest()
-    if digest not in (manifest.get("sha256"), manifest.get("replaces")):
-        raise CheckpointError(
-            f"checkpoint {path} is damaged: {len(content)} bytes with another SHA-256 than its manifest says"
-        )
+    return state
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def with_experience(state: CheckpointState, path: Path) -> CheckpointState:
+    """The state of the checkpoint at `path`, with the replay segments that it refers to."""
+    with _refusing_odd_parts(path):
+        return replace(state, buffer_state=resolve_segments(state.buffer_state, path))
+
+
+@contextmanager
+def _refusing_odd_parts(path: Path) -> Iterator[None]:
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"manifest {path} is damaged: {error}") from None
-    if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
-        raise CheckpointError(f"manifest {path} is damaged: it names no format")
-    return manifest
+        yield
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {path} is not ours: its parts do not fit together ({error!r})") from error
 
 
 def step_checkpoints(directory: Path) -> list[Path]:
@@ -144,25 +202,70 @@ def step_of(path: Path) -> int:
 def find_checkpoint(path: Path | str, *, best: bool = False) -> Path:
     """The checkpoint meant by a file or a run directory: that file, or the directory's newest intact (or best) one."""
     target = Path(path)
+    return open_checkpoint(target, best=best).path if target.is_dir() else target
+
+
+def open_checkpoint(path: Path | str, *, best: bool = False) -> OpenedCheckpoint:
+    """Find a checkpoint as `find_checkpoint` does and load it, from one read; intact includes its segments."""
+    return _open(Path(path), load_checkpoint, best=best)
+
+
+def open_without_experience(path: Path | str, *, best: bool = False) -> OpenedCheckpoint:
+    """As `open_checkpoint`, but replay segments are neither needed nor read."""
+    return _open(Path(path), load_without_experience, best=best)
+
+
+def _open(target: Path, load: Callable[[Path], CheckpointState], *, best: bool) -> OpenedCheckpoint:
     if not target.is_dir():
-        return target
+        return OpenedCheckpoint(target, load(target))
     directory = target / "checkpoints" if (target / "checkpoints").is_dir() else target
     candidates = [directory / BEST_NAME] if best else step_checkpoints(directory)
     refused = []
     for candidate in candidates:
         try:
-            load_checkpoint(candidate)
+            opened = OpenedCheckpoint(candidate, load(candidate))
         except CheckpointError as error:
             refused.append(str(error))
         else:
             for reason in refused:
-                warnings.warn(f"{reason}; using {candidate.name} instead", stacklevel=2)
-            return candidate
+                warnings.warn(f"{reason}; using {candidate.name} instead", stacklevel=3)
+            return opened
     raise CheckpointError(f"no intact checkpoint in {directory}" + "".join(f"; {reason}" for reason in refused))
 
 
 def prune_checkpoints(directory: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints; the best one has a name of its own and stays."""
+    """Remove all but the newest `keep` checkpoints, and the segments that none needs; the best one stays."""
     for path in step_checkpoints(directory)[keep:]:
-        path.unlink(missing_ok=True)
-        manifest_path(path).unlink(missing_ok=True)
+        _remove(path)
+    _sweep(directory)
+
+
+def drop_newer(directory: Path, step: int) -> None:
+    """Remove the checkpoints of later steps, because the run goes on from `step` and will come by there again.
+
+    The best one stays, even if it is of a later step: nothing tells that the run will become as good again.
+    """
+    for path in step_checkpoints(directory):
+        if step_of(path) > step:
+            _remove(path)
+    _sweep(directory)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    manifest_path(path).unlink(missing_ok=True)
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what killed processes have left, and the segments that no checkpoint needs."""
+    replay = directory.parent / REPLAY_FOLDER
+    for folder in (directory, replay):
+        remove_stale(folder)
+    for manifest in directory.glob(f"*.pt{MANIFEST_SUFFIX}"):
+        path = manifest.with_name(manifest.name.removesuffix(MANIFEST_SUFFIX))
+        if not path.exists():
+            manifest.unlink(missing_ok=True)
+    with suppress(CheckpointError):  # a checkpoint that does not say what it needs may need every segment
+        checkpoints = sorted(directory.glob("*.pt"))
+        needed = {name for path in checkpoints for content in read_manifest(path) for name in content.segments}
+        SegmentStore(replay).prune(needed)

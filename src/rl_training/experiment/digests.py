@@ -43,6 +43,21 @@ def state_digests(state: CheckpointState) -> dict[str, str]:
     trainer["metrics"] = {name: value for name, value in metrics.items() if not name.startswith("time/")}
     return {
         "algorithm": digest(state.algorithm_state),
-        "buffer": digest(state.buffer_state),
+        "buffer": digest(_joined(state.buffer_state)),
         "trainer": digest(trainer),
     }
+
+
+def _joined(buffer_state: dict[str, Any]) -> dict[str, Any]:
+    """A replay buffer's state with its blocks in one piece, because how often it was saved says nothing of it."""
+    if "blocks" not in buffer_state:
+        return buffer_state
+    pieces: dict[str, list[torch.Tensor]] = {}
+    for block in buffer_state["blocks"]:
+        content = block["content"]
+        outdated = max(0, buffer_state["added"] - buffer_state["size"] - block["first"])
+        for name, field in content.items():
+            # Second images exist for ended rows only.
+            skipped = int(content["ended"][:outdated].sum()) if name == "beyond" else outdated
+            pieces.setdefault(name, []).append(field[skipped:])
+    return {**buffer_state, "blocks": {name: torch.cat(fields) for name, fields in pieces.items()}}

@@ -1,9 +1,14 @@
 """Writing files so that a reader never sees half of one, whatever happens to the writer."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
+
+import psutil
+
+_STAGED_NAME = re.compile(r"\..+\.(\d{1,9})\.tmp")
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -18,6 +23,15 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         sync_directory(path.parent)
     finally:
         staged.unlink(missing_ok=True)
+
+
+def remove_stale(directory: Path) -> None:
+    """Remove what processes that are gone had staged in the directory."""
+    for path in directory.glob(".*.tmp"):
+        match = _STAGED_NAME.fullmatch(path.name)
+        # In a container a process often has the number of the one that was killed: our own counts as gone.
+        if match and (int(match[1]) == os.getpid() or not psutil.pid_exists(int(match[1]))):
+            path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -16,6 +16,7 @@ from rl_training.errors import RunDirectoryError
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.dialect import ConfigDumper
 from rl_training.experiment.files import write_text
+from rl_training.experiment.segments import REPLAY_FOLDER
 
 METRICS_FILE = "metrics.jsonl"
 DIGESTS_FILE = "digests.jsonl"
@@ -49,6 +50,11 @@ class RunContext:
     def failure_path(self) -> Path:
         """The newest gradient step that was refused, with the learner as it was then."""
         return self.run_dir / "failure" / "update.pt"
+
+    @property
+    def replay_dir(self) -> Path:
+        """The transitions that checkpoints refer to; made when the first are saved."""
+        return self.run_dir / REPLAY_FOLDER
 
 
 def slug(name: str) -> str:

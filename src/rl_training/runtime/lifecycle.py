@@ -83,6 +83,7 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
         progress = progress.without_actions()
     if options.run_dir is not None:
         run = reopen_training_run(options.run_dir, config, note)
+        run.segments.adopt(saved.buffer_state)
     else:
         run = create_training_run(config, options.run_suffix)
         update_metadata(run.run_context, parent=parent)

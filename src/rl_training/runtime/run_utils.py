@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from rl_training import __version__
 from rl_training.errors import CheckpointError, ConfigError
-from rl_training.experiment.checkpointing import CheckpointState, save_checkpoint
+from rl_training.experiment.checkpointing import CheckpointState, drop_newer, save_run_checkpoint
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.logging import RunLogger
@@ -33,6 +33,7 @@ from rl_training.experiment.runs import (
     update_metadata,
     write_config,
 )
+from rl_training.experiment.segments import SegmentStore
 from rl_training.runtime.saved import ResumeNote
 from rl_training.runtime.types import MetricDict
 
@@ -44,6 +45,7 @@ class TrainingRun:
     run_context: RunContext
     logger: RunLogger
     lock: RunLock
+    segments: SegmentStore
 
     def close(self) -> None:
         """Close the files, and let others have the directory."""
@@ -92,7 +94,7 @@ def create_training_run(config: TrainConfig, run_suffix: str | None = None) -> T
     try:
         write_config(context, config)
         update_metadata(context, **_describe_run(context, config))
-        return TrainingRun(context, RunLogger(context), lock)
+        return TrainingRun(context, RunLogger(context), lock, SegmentStore(context.replay_dir))
     except BaseException:
         lock.release()
         shutil.rmtree(context.run_dir, ignore_errors=True)
@@ -100,16 +102,18 @@ def create_training_run(config: TrainConfig, run_suffix: str | None = None) -> T
 
 
 def reopen_training_run(run_dir: Path, config: TrainConfig, note: ResumeNote) -> TrainingRun:
-    """Open an existing run directory to go on as `note` says; what was measured later is dropped."""
+    """Open an existing run directory to go on as `note` says; what was measured and saved later is dropped."""
     context = context_of(run_dir)
     lock = RunLock(run_dir).acquire()
     try:
         write_config(context, config)
         truncate_logs(context, note.step)
+        drop_newer(context.checkpoints_dir, note.step)
         outcome = {"ended_at": None, "stop_reason": None, "error": None, "metrics": None}
         update_metadata(context, status="running", total_timesteps=config.total_timesteps, **outcome)
         note_resume(context, note)
-        return TrainingRun(context, RunLogger(context, resumed_at=note.step), lock)
+        logger = RunLogger(context, resumed_at=note.step)
+        return TrainingRun(context, logger, lock, SegmentStore(context.replay_dir))
     except BaseException:
         lock.release()
         raise
@@ -129,9 +133,13 @@ def save_training_checkpoint(
     buffer_state: dict[str, Any],
     trainer_state: dict[str, Any],
     metrics: MetricDict,
-    path: Path | None = None,
+    name: str | None = None,
+    segments: SegmentStore | None = None,
 ) -> Path:
-    """Write `step_<global_step>.pt` into the run's checkpoint directory, or to another `path`."""
+    """Write `step_<global_step>.pt`, or `name`, into the run's checkpoint directory.
+
+    `segments` are those of the run; without them every stored transition must be in `buffer_state`.
+    """
     metadata = {
         "run_id": run_context.run_id,
         "metrics": dict(metrics),
@@ -145,7 +153,9 @@ def save_training_checkpoint(
         config=serialize_train_config(config),
         metadata=metadata,
     )
-    return save_checkpoint(path or run_context.checkpoints_dir / f"step_{trainer_state['global_step']}.pt", state)
+    name = name or f"step_{trainer_state['global_step']}.pt"
+    store = segments or SegmentStore(run_context.replay_dir)
+    return save_run_checkpoint(run_context.checkpoints_dir / name, state, store)
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.errors import NonFiniteUpdateError
-from rl_training.experiment.checkpointing import BEST_NAME, prune_checkpoints
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.checkpointing import BEST_NAME, CheckpointState, prune_checkpoints, save_checkpoint
+from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.digests import digest
 from rl_training.experiment.runs import read_metadata, update_metadata
 from rl_training.experiment.schedules import crosses
@@ -32,8 +32,8 @@ _RETURN_WINDOW = 100  # training episodes that `rollout/ep_rew_mean` averages ov
 class Buffer(Protocol):
     """Experience storage that can be saved."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """What is stored."""
+    def state_dict(self, since: int = 0) -> dict[str, Any]:
+        """What is stored, from transition number `since` on if it is numbered."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` stopped."""
@@ -201,7 +201,7 @@ class TrainingSession:
         self.state.metrics |= named
         if self.state.best_return is None or metrics["eval_return_mean"] > self.state.best_return:
             self.state.best_return = float(metrics["eval_return_mean"])
-            self._write_checkpoint(BEST_NAME)
+            self._write_checkpoint(name=BEST_NAME)
         self._note_progress()
         self.callbacks.on_eval_end(self.state, metrics)
 
@@ -214,22 +214,23 @@ class TrainingSession:
         self._done("save")
         if self._saved_at_step == self.state.global_step:
             return
-        self._checkpoint_path = self._write_checkpoint(f"step_{self.state.global_step}.pt")
+        self._checkpoint_path = self._write_checkpoint(name=None)
         self._saved_at_step, self._saved_at_time = self.state.global_step, time.monotonic()
         prune_checkpoints(self._checkpoint_path.parent, self.config.keep_checkpoints)
         self._note_progress()
 
-    def _write_checkpoint(self, name: str) -> Path:
+    def _write_checkpoint(self, name: str | None) -> Path:
         self.saving = True
         try:
             return save_training_checkpoint(
                 run_context=self._run.run_context,
                 config=self.config,
                 algorithm_state=self.parts.learner.state_dict(),
-                buffer_state=self.parts.buffer.state_dict(),
+                buffer_state=self.parts.buffer.state_dict(since=self._run.segments.saved_until),
                 trainer_state=self._progress().state_dict(),
                 metrics=self.final_metrics(),
-                path=self._run.run_context.checkpoints_dir / name,
+                name=name,
+                segments=self._run.segments,
             )
         finally:
             self.saving = False
@@ -303,15 +304,14 @@ class TrainingSession:
 
     def _keep_failed_step(self, error: NonFiniteUpdateError) -> None:
         """Save what the gradient step that was refused depends on, to be looked at."""
-        save_training_checkpoint(
-            run_context=self._run.run_context,
-            config=self.config,
+        state = CheckpointState(
             algorithm_state=self.parts.learner.state_dict(),
             buffer_state={"step": vars(error.step)},
             trainer_state={"global_step": self.state.global_step},
-            metrics=self.final_metrics(),
-            path=self._run.run_context.failure_path,
+            config=plain_config(self.config),
+            metadata={"run_id": self._run.run_context.run_id, "error": str(error)},
         )
+        save_checkpoint(self._run.run_context.failure_path, state)
 
     def _attempt(self, action: Callable[[], object]) -> None:
         """Do what can still be done for a run that failed; its first error is the one to raise."""

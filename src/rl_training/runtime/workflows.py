@@ -10,8 +10,9 @@ from rl_training.algorithms.base import GradientStep
 from rl_training.errors import CheckpointError, ConfigError, NonFiniteUpdateError
 from rl_training.experiment.checkpointing import (
     CheckpointState,
-    find_checkpoint,
     load_checkpoint,
+    open_checkpoint,
+    open_without_experience,
     step_checkpoints,
     step_of,
 )
@@ -52,7 +53,7 @@ def checkpoint_config(state: CheckpointState) -> TrainConfig:
 
 def load_agent(path: Path | str, *, best: bool = False) -> Agent:
     """The agent of a checkpoint file, or of a run directory's newest intact (or best) one."""
-    return _agent_of(load_checkpoint(find_checkpoint(path, best=best)))
+    return _agent_of(open_without_experience(path, best=best).state)
 
 
 def _agent_of(state: CheckpointState) -> Agent:
@@ -96,7 +97,7 @@ def budget_layer(total_timesteps: int | None) -> Layer:
 def prepare_resume(path: Path | str, changes: Layer, *, force: bool = False) -> Continuation:
     """A run directory continues in place, a checkpoint file forks into a new directory."""
     given = Path(path)
-    state = load_checkpoint(find_checkpoint(given))
+    state = open_checkpoint(given).state
     config = continued_config(state, changes, force=force)
     if not given.is_dir():
         return Continuation(config, state, run_dir=None)
