@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sample_envs  # noqa: F401  (registers the envs)
+import sample_envs
 from conftest import MakeConfig
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rl_training.envs.factory import make_env, make_vector_env
-from rl_training.envs.vector import AsyncEpisodeVectorEnv, EpisodeVectorEnv
+from rl_training.envs.vector import AsyncEpisodeVectorEnv, EpisodeVectorEnv, SyncEpisodeVectorEnv
 from rl_training.errors import EnvironmentSetupError, TrainingStateError
 
 BOTH = pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -164,6 +164,16 @@ def test_a_counter_of_another_number_of_envs_is_refused(make_config: MakeConfig)
     envs = make_vector_env(make_config(num_envs=2))
     with pytest.raises(ValueError, match="3 envs were saved, 2 are here"):
         envs.tracker.load_state_dict({"episode_numbers": [0, 0, 0]})
+
+
+def test_an_env_that_gives_another_type_than_its_space_is_brought_back() -> None:
+    first, second = (SyncEpisodeVectorEnv([sample_envs.DoubleEnv] * 2, 7) for _ in range(2))
+    first.reset()
+    obs, *_ = first.step(np.array([0, 1]))
+    assert obs.dtype == np.float32
+    restored = second.restore(first.state_dict(), obs)
+    assert not restored.failures
+    assert np.array_equal(restored.obs, obs)
 
 
 @BOTH

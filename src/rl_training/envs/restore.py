@@ -46,11 +46,17 @@ def _replay(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored
         total += float(reward)
         if terminated or truncated:
             return Restored(None, f"the replayed episode ended with step {step} of {episode.length}")
-    if not same_values(obs, expected_obs):
+    if not same_values(_as_batched(env, obs), expected_obs):
         return Restored(None, "replaying its actions led to another observation")
     if total != episode.episode_return:
         return Restored(None, f"replaying its actions gave the return {total}, not {episode.episode_return}")
     return Restored(obs)
+
+
+def _as_batched(env: AnyEnv, obs: Any) -> Any:
+    """An observation as batches hold it: in its space's type, whatever type the env gives."""
+    space = env.observation_space
+    return obs if space.shape is None else np.asarray(obs, dtype=space.dtype)
 
 
 def _set_state(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
