@@ -18,6 +18,7 @@ BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 Seeds = int | list[int | None] | None
 ResetResult = tuple[Any, dict[str, Any]]
+VectorReset = Callable[[BoolArray, list[int | None], dict[str, Any] | None], ResetResult]
 
 MAX_REPLAYED_STEPS = 100_000  # actions kept of a running episode: some megabytes, and seconds to replay
 
@@ -50,13 +51,12 @@ class EpisodeTracker:
         self._started_at = np.zeros(num_envs)
         self._history: list[Array] = []  # actions [env, ...] of the newest vector steps
 
-    def reset(
-        self, vector_reset: Callable[..., ResetResult], seed: Seeds, options: dict[str, Any] | None
-    ) -> ResetResult:
+    def reset(self, vector_reset: VectorReset, seed: Seeds, options: dict[str, Any] | None) -> ResetResult:
         """Reset through `vector_reset`; without a `seed`, each concerned env starts its next episode with its own."""
-        mask = _reset_mask(options, len(self.lengths))
+        options = dict(options or {})
+        mask = np.array(options.pop("reset_mask", np.ones(len(self.lengths))), dtype=np.bool_)
         seeds = self._next_seeds(mask) if seed is None else _seed_list(seed, len(mask))
-        result = vector_reset(seed=seeds, options=options)
+        result = vector_reset(mask, seeds, options or None)
         self.seeds = [new if starts else old for new, old, starts in zip(seeds, self.seeds, mask, strict=True)]
         self.episode_numbers[mask] += 1
         self.returns[mask] = 0.0
@@ -191,10 +191,3 @@ def _seed_list(seed: Seeds, num_envs: int) -> list[int | None]:
     if isinstance(seed, int):
         return [seed + index for index in range(num_envs)]
     return list(seed or [None] * num_envs)
-
-
-def _reset_mask(options: dict[str, Any] | None, num_envs: int) -> BoolArray:
-    """Which envs a vector reset concerns: those of `options["reset_mask"]`, or all."""
-    if options is None or "reset_mask" not in options:
-        return np.ones(num_envs, dtype=np.bool_)
-    return np.array(options["reset_mask"], dtype=np.bool_)
