@@ -11,7 +11,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.vector import AsyncEpisodeVectorEnv, EpisodeVectorEnv, SyncEpisodeVectorEnv
-from rl_training.errors import EnvironmentSetupError, TrainingStateError
+from rl_training.errors import EnvironmentSetupError, EnvironmentStepError, TrainingStateError
 
 BOTH = pytest.mark.parametrize("vectorization", ["sync", "async"])
 
@@ -137,6 +137,30 @@ def test_stepping_an_ended_env_is_an_error(make_config: MakeConfig, vectorizatio
     envs.step(np.array([0]))
     with pytest.raises(TrainingStateError, match="reset"):
         envs.step(np.array([0]))
+    envs.close()
+
+
+def test_after_a_step_that_failed_halfway_only_a_full_reset_or_a_restore_goes_on(make_config: MakeConfig) -> None:
+    envs = make_vector_env(make_config(env_id="tests/Failing-v0", num_envs=2, env_kwargs={"fails_at": 2}))
+    envs.reset()
+    envs.step(np.array([0, 0]))
+    with pytest.raises(EnvironmentStepError, match="broken at step 2"):
+        envs.step(np.array([0, 0]))
+    envs.reset(options={"reset_mask": np.array([True, False])})
+    with pytest.raises(TrainingStateError, match="reset or restore all envs first"):
+        envs.step(np.array([0, 0]))
+    envs.reset()
+    envs.step(np.array([0, 0]))
+
+
+@BOTH
+def test_every_env_needs_an_action(make_config: MakeConfig, vectorization: str) -> None:
+    envs = make_vector_env(make_config(num_envs=3, vectorization=vectorization))
+    envs.reset()
+    for actions in (np.array([0, 0]), np.zeros(4, dtype=np.int64), 0):
+        with pytest.raises(ValueError, match="3 envs need as many actions"):
+            envs.step(actions)
+    assert len(envs.step(np.zeros(3, dtype=np.int64))) == 5
     envs.close()
 
 

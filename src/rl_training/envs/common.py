@@ -37,6 +37,7 @@ def finish_restore(
     restarted = tracker.ended.copy()
     restarted[list(failures)] = True
     obs = reset(options={"reset_mask": restarted})[0] if restarted.any() else shown()
+    tracker.out_of_step = False
     return Restoration(obs, failures)
 
 

@@ -44,8 +44,7 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
 
     def step(self, actions: Any) -> StepResult:
         """Step all envs. At an episode's end the observation is that episode's true last one."""
-        self.tracker.check_running()
-        taken = np.array(actions)  # a copy: an env may write into what it is given
+        taken = self.tracker.begin_step(actions)
         observations = []
         rewards = np.empty(self.num_envs)
         terminated = np.empty(self.num_envs, dtype=np.bool_)
@@ -78,7 +77,8 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
 
     def state_dict(self) -> dict[str, Any]:
         """What brings every env back to where it is."""
-        return self.tracker.state_dict([capture_state(env) for env in self.envs])
+        states = None if self.tracker.out_of_step else [capture_state(env) for env in self.envs]
+        return self.tracker.state_dict(states)
 
     def restore(self, state: dict[str, Any], last_obs: Any) -> Restoration:
         """Bring every env back to where `state` was taken, when it showed `last_obs` [env, ...]."""
@@ -111,8 +111,7 @@ class AsyncEpisodeVectorEnv(AsyncVectorEnv):
 
     def step(self, actions: Any) -> StepResult:
         """Step all envs. At an episode's end the observation is that episode's true last one."""
-        self.tracker.check_running()
-        return finish_step(self.tracker, np.array(actions), super().step(actions))
+        return finish_step(self.tracker, self.tracker.begin_step(actions), super().step(actions))
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Stop the workers; one that is gone already must not hide why the run ends."""
