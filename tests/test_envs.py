@@ -1,5 +1,3 @@
-import os
-import signal
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rl_training.envs.factory import make_env, make_vector_env
-from rl_training.envs.vector import AsyncEpisodeVectorEnv, EpisodeVectorEnv, SyncEpisodeVectorEnv
+from rl_training.envs.vector import EpisodeVectorEnv, SyncEpisodeVectorEnv
 from rl_training.errors import EnvironmentSetupError, EnvironmentStepError, TrainingStateError
 
 BOTH = pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -161,26 +159,6 @@ def test_every_env_needs_an_action(make_config: MakeConfig, vectorization: str) 
         with pytest.raises(ValueError, match="3 envs need as many actions"):
             envs.step(actions)
     assert len(envs.step(np.zeros(3, dtype=np.int64))) == 5
-    envs.close()
-
-
-def test_workers_that_are_gone_do_not_disturb_closing(make_config: MakeConfig) -> None:
-    envs = make_vector_env(make_config(num_envs=2, vectorization="async"))
-    assert isinstance(envs, AsyncEpisodeVectorEnv)
-    envs.reset()
-    for process in envs.processes:
-        process.kill()
-        process.join()
-    envs.close()
-    assert envs.closed
-
-
-def test_workers_leave_ctrl_c_to_their_owner(make_config: MakeConfig) -> None:
-    envs = make_vector_env(make_config(num_envs=1, vectorization="async"))
-    assert isinstance(envs, AsyncEpisodeVectorEnv)
-    envs.reset()
-    os.kill(envs.processes[0].pid or 0, signal.SIGINT)
-    assert len(envs.step(np.array([0]))) == 5
     envs.close()
 
 

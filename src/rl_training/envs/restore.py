@@ -27,15 +27,20 @@ class Restored:
 
 
 def restore_env(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
+    """As `bring_back`; an exception is one more reason why it could not be."""
+    try:
+        return bring_back(env, episode, expected_obs)
+    except Exception as error:  # an env that fails only now is no function of its seed and actions
+        return Restored(None, f"replaying its actions raised {type(error).__name__}: {error}")
+
+
+def bring_back(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
     """Bring `env` to where `episode` was; it must then show `expected_obs`, after the same return."""
     if episode.seed is None:
         return Restored(None, "its episode was started without a seed")
     if episode.state is None and episode.actions is None:
         return Restored(None, f"its episode of {episode.length} steps is too long to replay")
-    try:
-        return _replay(env, episode, expected_obs) if episode.state is None else _set_state(env, episode, expected_obs)
-    except Exception as error:  # an env that fails only now is no function of its seed and actions
-        return Restored(None, f"replaying its actions raised {type(error).__name__}: {error}")
+    return _replay(env, episode, expected_obs) if episode.state is None else _set_state(env, episode, expected_obs)
 
 
 def _replay(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:

@@ -1,4 +1,4 @@
-"""Gymnasium's vector envs with autoreset off, an explicit seed per episode, and statistics for all envs at once.
+"""Vector envs with autoreset off, an explicit seed per episode, and statistics for all envs at once.
 
 A `reset` without a seed starts the next episode of every env that it concerns, with that episode's own seed; so
 trajectories do not depend on the kind of vector env.
@@ -8,15 +8,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from rl_training.envs.common import EnvFactory, Restoration, StepResult, finish_restore, finish_step, misfit, told
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds
 from rl_training.envs.restore import AnyEnv, capture_state, restore_env
+from rl_training.envs.workers import AsyncEpisodeVectorEnv
 from rl_training.errors import EnvironmentStepError
 
-__all__ = ["AnyEnv", "AsyncEpisodeVectorEnv", "EpisodeVectorEnv", "Restoration", "SyncEpisodeVectorEnv"]
+__all__ = ["AnyEnv", "EpisodeVectorEnv", "Restoration", "SyncEpisodeVectorEnv"]
 
 
 class SyncEpisodeVectorEnv(SyncVectorEnv):
@@ -93,34 +94,6 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
         return finish_restore(
             self.tracker, failures, self.reset, lambda: self._batch(self._env_obs, self.tracker.locate)
         )
-
-
-class AsyncEpisodeVectorEnv(AsyncVectorEnv):
-    """Steps every env in a process of its own."""
-
-    def __init__(self, env_fns: Sequence[EnvFactory], run_seed: int) -> None:
-        super().__init__(env_fns, autoreset_mode=AutoresetMode.DISABLED)
-        self.tracker = EpisodeTracker(self.num_envs, run_seed)
-
-    def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> ResetResult:
-        """Start the next episode of every env that `options["reset_mask"]` names, or of all."""
-        return self.tracker.reset(self._reset_envs, seed, options)
-
-    def _reset_envs(self, mask: BoolArray, seeds: list[int | None], options: dict[str, Any] | None) -> ResetResult:
-        return super().reset(seed=seeds, options={**(options or {}), "reset_mask": mask})
-
-    def step(self, actions: Any) -> StepResult:
-        """Step all envs. At an episode's end the observation is that episode's true last one."""
-        return finish_step(self.tracker, self.tracker.begin_step(actions), super().step(actions))
-
-    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Stop the workers; one that is gone already must not hide why the run ends."""
-        try:
-            super().close_extras(timeout, terminate)
-        except (OSError, EOFError):
-            for process in self.processes:
-                process.kill()
-                process.join()
 
 
 EpisodeVectorEnv = SyncEpisodeVectorEnv | AsyncEpisodeVectorEnv
