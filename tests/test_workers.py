@@ -15,9 +15,11 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
+from conftest import MakeConfig
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
+from rl_training.envs.factory import make_vector_env
 from rl_training.envs.restore import same_values
 from rl_training.envs.vector import EpisodeVectorEnv, SyncEpisodeVectorEnv
 from rl_training.envs.workers import AsyncEpisodeVectorEnv
@@ -130,6 +132,11 @@ class OtherSpaceEnv(WalkEnv):
         super().__init__()
         if os.getpid() != owner:
             self.action_space = spaces.Discrete(4)
+
+
+class HangingEnv(WalkEnv):
+    def __init__(self, memory: str) -> None:
+        super().__init__("hang", [1] * ALWAYS, Path(memory))
 
 
 Shown = list[Any]
@@ -547,3 +554,20 @@ def test_envs_of_different_spaces_are_refused() -> None:
     env_fns = [partial(OtherSpaceEnv, os.getpid())] * 2
     with pytest.raises(EnvironmentSetupError, match=r"env 0, start: ValueError: all envs must have the same spaces"):
         AsyncEpisodeVectorEnv(env_fns, 7, max_restarts=0)
+
+
+def test_the_config_sets_timeout_and_restarts(make_config: MakeConfig, tmp_path: Path) -> None:
+    gymnasium.register("tests/Hanging-v0", f"{__name__}:HangingEnv")
+    config = make_config(
+        env_id="tests/Hanging-v0",
+        env_kwargs={"memory": str(tmp_path)},
+        vectorization="async",
+        step_timeout=0.25,
+        env_restarts=1,
+    )
+    with (
+        closing(make_vector_env(config)) as envs,
+        pytest.warns(UserWarning, match="no answer within 0.25 s"),
+        pytest.raises(EnvironmentStepError, match=r"no answer within 0.25 s \(tried 2 times\)"),
+    ):
+        play(envs)

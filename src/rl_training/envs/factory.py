@@ -38,7 +38,9 @@ def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
     if config.vectorization == "sync":
         return SyncEpisodeVectorEnv(env_fns, config.seed)
     try:
-        return AsyncEpisodeVectorEnv(env_fns, config.seed)
+        return AsyncEpisodeVectorEnv(
+            env_fns, config.seed, step_timeout=config.step_timeout, max_restarts=config.env_restarts
+        )
     except (TypeError, ValueError, Error) as error:  # spaces that have no place in shared memory
         raise EnvironmentSetupError(
             f"{config.env_id} does not run in processes ({_first_line(error)}); "
