@@ -48,6 +48,14 @@ class SeedEnv(CountingEnv):
         return super().step(action)
 
 
+class DoubleEnv(SeedEnv):
+    """Draws numbers that its space of single precision cannot hold."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=9)
+        self.shown = self.shown.astype(np.float64)
+
+
 class EchoEnv(gymnasium.Env[Any, Any]):
     """Shows the action it received last: of `kind` "box" with asymmetric bounds, or "discrete" and counted from 5."""
 

@@ -1,17 +1,15 @@
-import os
-import signal
 from typing import Any
 
 import numpy as np
 import pytest
-import sample_envs  # noqa: F401  (registers the envs)
+import sample_envs
 from conftest import MakeConfig
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rl_training.envs.factory import make_env, make_vector_env
-from rl_training.envs.vector import AsyncEpisodeVectorEnv, EpisodeVectorEnv
-from rl_training.errors import EnvironmentSetupError, TrainingStateError
+from rl_training.envs.vector import EpisodeVectorEnv, SyncEpisodeVectorEnv
+from rl_training.errors import EnvironmentSetupError, EnvironmentStepError, TrainingStateError
 
 BOTH = pytest.mark.parametrize("vectorization", ["sync", "async"])
 
@@ -140,23 +138,27 @@ def test_stepping_an_ended_env_is_an_error(make_config: MakeConfig, vectorizatio
     envs.close()
 
 
-def test_workers_that_are_gone_do_not_disturb_closing(make_config: MakeConfig) -> None:
-    envs = make_vector_env(make_config(num_envs=2, vectorization="async"))
-    assert isinstance(envs, AsyncEpisodeVectorEnv)
+def test_after_a_step_that_failed_halfway_only_a_full_reset_or_a_restore_goes_on(make_config: MakeConfig) -> None:
+    envs = make_vector_env(make_config(env_id="tests/Failing-v0", num_envs=2, env_kwargs={"fails_at": 2}))
     envs.reset()
-    for process in envs.processes:
-        process.kill()
-        process.join()
-    envs.close()
-    assert envs.closed
+    envs.step(np.array([0, 0]))
+    with pytest.raises(EnvironmentStepError, match="broken at step 2"):
+        envs.step(np.array([0, 0]))
+    envs.reset(options={"reset_mask": np.array([True, False])})
+    with pytest.raises(TrainingStateError, match="reset or restore all envs first"):
+        envs.step(np.array([0, 0]))
+    envs.reset()
+    envs.step(np.array([0, 0]))
 
 
-def test_workers_leave_ctrl_c_to_their_owner(make_config: MakeConfig) -> None:
-    envs = make_vector_env(make_config(num_envs=1, vectorization="async"))
-    assert isinstance(envs, AsyncEpisodeVectorEnv)
+@BOTH
+def test_every_env_needs_an_action(make_config: MakeConfig, vectorization: str) -> None:
+    envs = make_vector_env(make_config(num_envs=3, vectorization=vectorization))
     envs.reset()
-    os.kill(envs.processes[0].pid or 0, signal.SIGINT)
-    assert len(envs.step(np.array([0]))) == 5
+    for actions in (np.array([0, 0]), np.zeros(4, dtype=np.int64), 0):
+        with pytest.raises(ValueError, match="3 envs need as many actions"):
+            envs.step(actions)
+    assert len(envs.step(np.zeros(3, dtype=np.int64))) == 5
     envs.close()
 
 
@@ -164,6 +166,16 @@ def test_a_counter_of_another_number_of_envs_is_refused(make_config: MakeConfig)
     envs = make_vector_env(make_config(num_envs=2))
     with pytest.raises(ValueError, match="3 envs were saved, 2 are here"):
         envs.tracker.load_state_dict({"episode_numbers": [0, 0, 0]})
+
+
+def test_an_env_that_gives_another_type_than_its_space_is_brought_back() -> None:
+    first, second = (SyncEpisodeVectorEnv([sample_envs.DoubleEnv] * 2, 7) for _ in range(2))
+    first.reset()
+    obs, *_ = first.step(np.array([0, 1]))
+    assert obs.dtype == np.float32
+    restored = second.restore(first.state_dict(), obs)
+    assert not restored.failures
+    assert np.array_equal(restored.obs, obs)
 
 
 @BOTH

@@ -18,6 +18,7 @@ BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 Seeds = int | list[int | None] | None
 ResetResult = tuple[Any, dict[str, Any]]
+VectorReset = Callable[[BoolArray, list[int | None], dict[str, Any] | None], ResetResult]
 
 MAX_REPLAYED_STEPS = 100_000  # actions kept of a running episode: some megabytes, and seconds to replay
 
@@ -48,15 +49,19 @@ class EpisodeTracker:
         self.lengths = np.zeros(num_envs, dtype=np.int64)
         self.ended = np.ones(num_envs, dtype=np.bool_)
         self._started_at = np.zeros(num_envs)
+        self.out_of_step = False
+        """Whether envs may be elsewhere than is counted here: a step or a reset failed halfway."""
         self._history: list[Array] = []  # actions [env, ...] of the newest vector steps
 
-    def reset(
-        self, vector_reset: Callable[..., ResetResult], seed: Seeds, options: dict[str, Any] | None
-    ) -> ResetResult:
+    def reset(self, vector_reset: VectorReset, seed: Seeds, options: dict[str, Any] | None) -> ResetResult:
         """Reset through `vector_reset`; without a `seed`, each concerned env starts its next episode with its own."""
-        mask = _reset_mask(options, len(self.lengths))
+        options = dict(options or {})
+        mask = np.array(options.pop("reset_mask", np.ones(len(self.lengths))), dtype=np.bool_)
         seeds = self._next_seeds(mask) if seed is None else _seed_list(seed, len(mask))
-        result = vector_reset(seed=seeds, options=options)
+        stays_out_of_step = self.out_of_step and not mask.all()
+        self.out_of_step = True
+        result = vector_reset(mask, seeds, options or None)
+        self.out_of_step = stays_out_of_step
         self.seeds = [new if starts else old for new, old, starts in zip(seeds, self.seeds, mask, strict=True)]
         self.episode_numbers[mask] += 1
         self.returns[mask] = 0.0
@@ -77,16 +82,24 @@ class EpisodeTracker:
         needed = self.lengths[self.lengths <= self.max_replayed_steps].max(initial=0)
         del self._history[: len(self._history) - int(needed)]
 
-    def check_running(self) -> None:
-        """Refuse to step an env whose episode is over."""
+    def begin_step(self, actions: Any) -> Array:
+        """The actions [env, ...], in memory of their own; refuses envs that have ended or that a failed step left."""
         if self.ended.any():
             raise TrainingStateError(f"envs {np.flatnonzero(self.ended).tolist()} have ended: reset them first")
+        if self.out_of_step:
+            raise TrainingStateError("a step or reset failed halfway: reset or restore all envs first")
+        taken = np.array(actions)
+        if taken.shape[:1] != self.lengths.shape:
+            raise ValueError(f"{len(self.lengths)} envs need as many actions, got an array of shape {taken.shape}")
+        self.out_of_step = True
+        return taken
 
     def record(self, actions: Array, rewards: FloatArray, ended: BoolArray) -> dict[str, Any]:
         """Count one step of every env; the infos of the episodes that ended with it, if any did.
 
         `actions` [env, ...] are kept, so they must be the tracker's own copy.
         """
+        self.out_of_step = False
         self.returns += rewards
         self.lengths += 1
         self._history.append(actions)
@@ -170,6 +183,7 @@ class EpisodeTracker:
         self.lengths = np.array(state["lengths"], dtype=np.int64)
         self.returns = np.array(state["returns"])
         self.ended = np.array(state["ended"], dtype=np.bool_)
+        self.out_of_step = True
         self._started_at[:] = time.perf_counter()
         self._history = _merge_actions([None if one is None else one.numpy() for one in state["actions"]])
 
@@ -191,10 +205,3 @@ def _seed_list(seed: Seeds, num_envs: int) -> list[int | None]:
     if isinstance(seed, int):
         return [seed + index for index in range(num_envs)]
     return list(seed or [None] * num_envs)
-
-
-def _reset_mask(options: dict[str, Any] | None, num_envs: int) -> BoolArray:
-    """Which envs a vector reset concerns: those of `options["reset_mask"]`, or all."""
-    if options is None or "reset_mask" not in options:
-        return np.ones(num_envs, dtype=np.bool_)
-    return np.array(options["reset_mask"], dtype=np.bool_)

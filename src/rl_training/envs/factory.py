@@ -1,7 +1,5 @@
 """Environments from a config: single ones for evaluation, a vector for training. Errors say what would work."""
 
-import os
-import signal
 import tracemalloc
 from contextlib import closing
 from functools import partial
@@ -12,7 +10,8 @@ from gymnasium.error import DependencyNotInstalled, Error, NameNotFound, Namespa
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rl_training.envs.probes import register_probes
-from rl_training.envs.vector import AnyEnv, AsyncEpisodeVectorEnv, EpisodeVectorEnv, SyncEpisodeVectorEnv
+from rl_training.envs.vector import AnyEnv, EpisodeVectorEnv, SyncEpisodeVectorEnv
+from rl_training.envs.workers import AsyncEpisodeVectorEnv
 from rl_training.errors import EnvironmentSetupError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.validation import nearest_name
@@ -35,14 +34,14 @@ def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
     """`num_envs` copies behind one interface, autoreset off; the caller closes it."""
     if config.num_envs > _SURELY_FIT:
         check_memory(config.num_envs * _env_bytes(config), f"lower num_envs={config.num_envs}")
+    env_fns = [partial(make_single_env, config.env_id, config.env_kwargs)] * config.num_envs
     if config.vectorization == "sync":
-        env_fn = partial(make_single_env, config.env_id, config.env_kwargs)
-        return SyncEpisodeVectorEnv([env_fn] * config.num_envs, config.seed)
-    make_single_env(config.env_id, config.env_kwargs).close()  # fail here, not in a worker
-    worker_fn = partial(_make_in_worker, config.env_id, config.env_kwargs, os.getpid())
+        return SyncEpisodeVectorEnv(env_fns, config.seed)
     try:
-        return AsyncEpisodeVectorEnv([worker_fn] * config.num_envs, config.seed)
-    except (TypeError, ValueError, RuntimeError) as error:  # spaces that have no place in shared memory
+        return AsyncEpisodeVectorEnv(
+            env_fns, config.seed, step_timeout=config.step_timeout, max_restarts=config.env_restarts
+        )
+    except (TypeError, ValueError, Error) as error:  # spaces that have no place in shared memory
         raise EnvironmentSetupError(
             f"{config.env_id} does not run in processes ({_first_line(error)}); "
             "supported observation spaces: Box and Discrete"
@@ -81,13 +80,6 @@ def make_single_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
-
-
-def _make_in_worker(env_id: str, env_kwargs: dict[str, Any], owner: int) -> AnyEnv:
-    if os.getpid() != owner:
-        # Ctrl-C reaches the whole process group; the owner decides when its workers stop.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return make_single_env(env_id, env_kwargs)
 
 
 def _unknown_env(env_id: str, error: Error) -> str:

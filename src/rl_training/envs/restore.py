@@ -27,15 +27,20 @@ class Restored:
 
 
 def restore_env(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
+    """As `bring_back`; an exception is one more reason why it could not be."""
+    try:
+        return bring_back(env, episode, expected_obs)
+    except Exception as error:  # an env that fails only now is no function of its seed and actions
+        return Restored(None, f"replaying its actions raised {type(error).__name__}: {error}")
+
+
+def bring_back(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
     """Bring `env` to where `episode` was; it must then show `expected_obs`, after the same return."""
     if episode.seed is None:
         return Restored(None, "the seed of its episode is not known")
     if episode.state is None and episode.actions is None:
         return Restored(None, f"its episode of {episode.length} steps is too long to replay")
-    try:
-        return _replay(env, episode, expected_obs) if episode.state is None else _set_state(env, episode, expected_obs)
-    except Exception as error:  # an env that fails only now is no function of its seed and actions
-        return Restored(None, f"replaying its actions raised {type(error).__name__}: {error}")
+    return _replay(env, episode, expected_obs) if episode.state is None else _set_state(env, episode, expected_obs)
 
 
 def _replay(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
@@ -46,11 +51,17 @@ def _replay(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored
         total += float(reward)
         if terminated or truncated:
             return Restored(None, f"the replayed episode ended with step {step} of {episode.length}")
-    if not same_values(obs, expected_obs):
+    if not same_values(_as_batched(env, obs), expected_obs):
         return Restored(None, "replaying its actions led to another observation")
     if total != episode.episode_return:
         return Restored(None, f"replaying its actions gave the return {total}, not {episode.episode_return}")
     return Restored(obs)
+
+
+def _as_batched(env: AnyEnv, obs: Any) -> Any:
+    """An observation as batches hold it: in its space's type, whatever type the env gives."""
+    space = env.observation_space
+    return obs if space.shape is None else np.asarray(obs, dtype=space.dtype)
 
 
 def _set_state(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:

@@ -76,6 +76,10 @@ class TrainConfig(StrictModel):
     num_envs: PositiveInt = 1
     vectorization: Literal["sync", "async"] = "sync"
     """`sync` steps the envs in this process, `async` in one process each; the trajectories are the same."""
+    step_timeout: Annotated[Float, Field(gt=0.0)] = 5.0
+    """Seconds without an answer after which a worker process counts as hung; resets get twelve times as long."""
+    env_restarts: Annotated[Int, Field(ge=0)] = 3
+    """How often in a row a worker process is started again, and its envs brought back, before the run ends."""
     num_threads: PositiveInt = 1
     """Threads for matrix products; small networks are fastest on one."""
     eval_episodes: Annotated[Int, Field(ge=0)] = 5

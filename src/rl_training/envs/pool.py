@@ -1,0 +1,167 @@
+"""Worker processes as their owner sees them: commands out, answers or accidents back, no endless wait."""
+
+import multiprocessing
+import signal
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Any
+
+from rl_training.envs.common import EnvFactory
+from rl_training.envs.serving import CLOSE, Command, Failure, SharedArrays, SharedMemory, pack, receive, serve
+
+_PATIENCE = 0.01  # seconds; an answer that comes sooner needs no more than a plain read
+_DYING_SECONDS = 2.0  # for the system to clear away a process
+_CLOSING_SECONDS = 2.0  # for envs to close in good order
+
+
+@dataclass(frozen=True)
+class Accident:
+    """Why a worker did not do what it was told, and which env it was busy with."""
+
+    index: int
+    cause: str
+    trace: str = ""
+    """The worker's own traceback, if its env raised."""
+    hopeless: bool = False
+
+
+class Worker:
+    """One worker process; it is running when this has been made."""
+
+    def __init__(
+        self, name: str, envs: range, env_fns: Sequence[EnvFactory], memory: SharedMemory, siblings: Iterable["Worker"]
+    ) -> None:
+        self.envs = envs
+        self.end, theirs = socket.socketpair()
+        owned = [worker.end for worker in siblings if worker.end.fileno() >= 0]
+        self.process = multiprocessing.Process(
+            target=serve, args=(theirs, [*owned, self.end], (envs.start, env_fns, memory)), name=name, daemon=True
+        )
+        self._busy = False
+        with theirs:
+            self.process.start()
+
+    def send(self, command: Command, seconds: float) -> None:
+        """Raises `OSError` if the worker is gone or does not listen."""
+        if self._busy:
+            raise TimeoutError
+        self._busy = True
+        self.end.settimeout(seconds)
+        self.end.sendall(pack(command))
+        self.end.settimeout(_PATIENCE)
+
+    def receive(self, seconds: float) -> Any:
+        """The answer; `TimeoutError` if there is none yet, `OSError` or `EOFError` if there will be none."""
+        answer = receive(self.end, seconds)
+        self._busy = False
+        return answer
+
+    def fate(self, otherwise: str) -> str:
+        """How the process ended; `otherwise` if it goes on."""
+        code = self.process.exitcode
+        if code is None:
+            return otherwise
+        return f"its process exited with code {code}" if code >= 0 else f"it was killed by {signal.Signals(-code).name}"
+
+    def kill(self) -> None:
+        """End the process, whatever it is doing."""
+        self.end.close()
+        self.process.kill()
+        self.process.join(_DYING_SECONDS)
+
+
+class WorkerPool:
+    """Workers by number, each with some neighbouring envs."""
+
+    def __init__(self, env_fns: Sequence[EnvFactory], envs_per_worker: int, memory: SharedMemory) -> None:
+        self.slices = [
+            range(first, min(first + envs_per_worker, len(env_fns)))
+            for first in range(0, len(env_fns), envs_per_worker)
+        ]
+        self.workers: list[Worker] = []
+        self._env_fns = env_fns
+        self._memory = memory
+        self._arrays = SharedArrays(memory)
+
+    def start(self) -> None:
+        """Start all workers."""
+        for number in range(len(self.slices)):
+            self.workers.append(self._start_worker(number))
+
+    def start_again(self, number: int) -> None:
+        """Put a new worker in the place of one that failed."""
+        self.workers[number].kill()
+        self.workers[number] = self._start_worker(number)
+
+    def _start_worker(self, number: int) -> Worker:
+        envs = self.slices[number]
+        return Worker(f"envs-{number}", envs, self._env_fns[envs.start : envs.stop], self._memory, self.workers)
+
+    def exchange(self, commands: dict[int, Command], seconds: float, answers: dict[int, Any]) -> dict[int, Accident]:
+        """Send all commands, then add what the envs answer (by their index) to `answers`; the accidents, by worker."""
+        deadline = time.monotonic() + seconds
+        accidents: dict[int, Accident] = {}
+        for number, command in commands.items():
+            worker = self.workers[number]
+            self._arrays.current[worker.envs.start] = worker.envs.start
+            try:
+                worker.send(command, seconds)
+            except TimeoutError:
+                accidents[number] = self._accident(worker, "it takes no commands")
+            except OSError:
+                accidents[number] = self._gone(worker)
+        waiting = [number for number in commands if number not in accidents]
+        while waiting:
+            waiting = [number for number in waiting if not self._collect(number, deadline, answers, accidents)]
+            if waiting and not self._wait(waiting, deadline):
+                silent = f"no answer within {seconds:g} s"
+                return accidents | {number: self._accident(self.workers[number], silent) for number in waiting}
+        return accidents
+
+    def _collect(self, number: int, deadline: float, answers: dict[int, Any], accidents: dict[int, Accident]) -> bool:
+        """Whether a worker's answer, or the news of its end, has come."""
+        worker = self.workers[number]
+        try:
+            answer = worker.receive(max(deadline - time.monotonic(), _PATIENCE))
+        except TimeoutError:
+            if worker.process.exitcode is None:
+                return False
+            accidents[number] = self._accident(worker, "")
+        except (EOFError, OSError):
+            accidents[number] = self._gone(worker)
+        else:
+            if isinstance(answer, Failure):
+                accidents[number] = Accident(answer.index, answer.text, answer.trace, answer.hopeless)
+            else:
+                answers |= answer
+        return True
+
+    def _wait(self, numbers: Sequence[int], deadline: float) -> bool:
+        """Wait for any sign of any of these workers; whether there was one."""
+        waiting = [self.workers[number] for number in numbers]
+        signs = [sign for worker in waiting for sign in (worker.end, worker.process.sentinel)]
+        return bool(wait(signs, max(deadline - time.monotonic(), 0.0)))
+
+    def _accident(self, worker: Worker, otherwise: str) -> Accident:
+        return Accident(int(self._arrays.current[worker.envs.start]), worker.fate(otherwise))
+
+    def _gone(self, worker: Worker) -> Accident:
+        worker.process.join(_DYING_SECONDS)  # its end of the channel is closed before its exit code is known
+        return self._accident(worker, "it went silent in the middle of an answer")
+
+    def stop(self) -> None:
+        """Ask politely, wait a little, then kill: returns within seconds, whatever the workers do."""
+        deadline = time.monotonic() + _CLOSING_SECONDS
+        for worker in self.workers:
+            try:
+                worker.end.settimeout(max(deadline - time.monotonic(), _PATIENCE))
+                worker.end.sendall(pack(CLOSE))
+            except OSError:
+                pass  # gone or deaf: killed below
+        for worker in self.workers:
+            worker.process.join(max(deadline - time.monotonic(), 0.0))
+        for worker in self.workers:
+            worker.kill()
