@@ -215,7 +215,9 @@ def test_checkpoints_outside_a_run_directory_are_not_resumed_in_place(
 def test_a_finished_run_says_so_and_holds_its_files(trained: Path) -> None:
     metadata = read_metadata(context_of(trained))
     assert (metadata["status"], metadata["global_step"]) == ("completed", 128)
-    assert {path.name for path in (trained / "checkpoints").glob("*.pt")} == {"step_64.pt", "step_128.pt", "best.pt"}
+    assert {path.name for path in (trained / "checkpoints").glob("*.pt")} == {
+        f"step_{step}.pt" for step in (0, 64, 128)
+    } | {"best.pt"}
     assert load_checkpoint(trained / "checkpoints" / "step_128.pt").trainer_state["global_step"] == 128
     assert {row["step"] for row in read_metrics(context_of(trained))} == {64, 128}
 

@@ -196,3 +196,17 @@ def test_an_episode_longer_than_what_is_kept_begins_anew(
     run_dir = train(config)
     with pytest.warns(UserWarning, match="steps is too long to replay"):
         resume_training(run_dir, total_timesteps=128)
+
+
+def test_the_atari_emulator_is_brought_back_through_its_own_state(make_config: MakeConfig) -> None:
+    pytest.importorskip("ale_py", reason="needs the extra `atari`")
+    config = make_config(
+        env_id="ale_py:ALE/Pong-v5", num_envs=2, total_timesteps=96, eval_episodes=0, algo_kwargs={"minibatch_size": 16}
+    )
+    straight = outcome(train(config))
+    run_dir = train(config, SignalAt(33, "collect"))
+    saved = load_checkpoint(find_checkpoint(run_dir)).trainer_state["envs"]
+    assert all(isinstance(state["emulator"], bytes) for state in saved["states"])
+    resume_training(run_dir)
+    assert outcome(run_dir) == straight
+    assert read_metadata(context_of(run_dir))["resumed"][0]["exact"]

@@ -33,7 +33,7 @@ class OddEnv(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed, options=options)
         self.steps = 0
-        return np.zeros(2, np.float32), {}
+        return np.array([0.0, self.value if self.where == "reset" else 0.0], np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
@@ -70,6 +70,15 @@ def test_an_env_that_gives_no_number_is_named_with_its_step(
     saved = load_checkpoint(find_checkpoint(only_run(config)))
     assert saved.trainer_state["global_step"] == 40  # ten whole steps of four envs
     assert torch.isfinite(saved.buffer_state["rewards"]).all()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_first_observation_that_is_no_number_is_named(make_config: MakeConfig, vectorization: str) -> None:
+    kwargs = {"value": float("nan"), "where": "reset"}
+    config = make_config(env_id="tests/Odd-v0", env_kwargs=kwargs, vectorization=vectorization)
+    place = r"env 0, episode 0 \(seed \d+\), reset: component \[1\] of the observation is nan"
+    with pytest.raises(EnvironmentStepError, match=place):
+        train(config)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")

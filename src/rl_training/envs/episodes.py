@@ -1,6 +1,5 @@
 """Episode bookkeeping for a vector of envs: an explicit seed for every episode, its actions, its return and length."""
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,6 +60,7 @@ class EpisodeTracker:
         stays_out_of_step = self.out_of_step and not mask.all()
         self.out_of_step = True
         result = vector_reset(mask, seeds, options or None)
+        _check_finite(result[0], lambda index: self.locate_reset(index, seeds[index]))
         self.out_of_step = stays_out_of_step
         self.seeds = [new if starts else old for new, old, starts in zip(seeds, self.seeds, mask, strict=True)]
         self.episode_numbers[mask] += 1
@@ -146,32 +146,31 @@ class EpisodeTracker:
 
     def check_numbers(self, obs: Any, actions: Array, rewards: FloatArray) -> None:
         """Refuse observations or rewards that are no finite numbers, before anything learns from them."""
-        floats = isinstance(obs, np.ndarray) and obs.dtype.kind == "f"
-        if np.isfinite(rewards).all() and not (floats and not np.isfinite(obs).all()):
-            return
-        for index in range(len(rewards)):
-            where = self.locate(index, actions[index])
-            if not math.isfinite(rewards[index]):
-                raise EnvironmentStepError(f"{where}: the reward is {rewards[index]}")
-            components = np.argwhere(~np.isfinite(obs[index])).tolist() if floats else []
-            if components:
-                raise EnvironmentStepError(
-                    f"{where}: component {components[0]} of the observation is {obs[index][tuple(components[0])]}"
-                )
+        _check_finite(obs, lambda index: self.locate(index, actions[index]))
+        if not np.isfinite(rewards).all():
+            index = int(np.flatnonzero(~np.isfinite(rewards))[0])
+            raise EnvironmentStepError(f"{self.locate(index, actions[index])}: the reward is {rewards[index]}")
 
     def state_dict(self, states: list[Any] | None = None) -> dict[str, Any]:
         """What the running episodes and the next episodes' seeds depend on; `states` are the envs' own."""
         num_envs = len(self.lengths)
-        running = [self.running(index) for index in range(num_envs)]
+        history = np.array(self._history)
         return {
             "episode_numbers": self.episode_numbers.tolist(),
             "seeds": list(self.seeds),
             "lengths": self.lengths.tolist(),
             "returns": self.returns.tolist(),
             "ended": self.ended.tolist(),
-            "actions": [None if each.actions is None else torch.from_numpy(each.actions) for each in running],
+            "actions": [self._recent_actions(index, history) for index in range(num_envs)],
             "states": [None] * num_envs if states is None else states,
         }
+
+    def _recent_actions(self, index: int, history: Array) -> torch.Tensor | None:
+        length = int(self.lengths[index])
+        if length > self.max_replayed_steps:
+            return None
+        taken = history[len(history) - length :, index] if length else history[:0]
+        return torch.from_numpy(taken.copy())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting where `state` stopped; the envs themselves are brought back elsewhere."""
@@ -186,6 +185,15 @@ class EpisodeTracker:
         self.out_of_step = True
         self._started_at[:] = time.perf_counter()
         self._history = _merge_actions([None if one is None else one.numpy() for one in state["actions"]])
+
+
+def _check_finite(obs: Any, locate: Callable[[int], str]) -> None:
+    if not (isinstance(obs, np.ndarray) and obs.dtype.kind == "f") or np.isfinite(obs).all():
+        return
+    index, *component = np.argwhere(~np.isfinite(obs))[0].tolist()
+    raise EnvironmentStepError(
+        f"{locate(index)}: component {component} of the observation is {obs[index][tuple(component)]}"
+    )
 
 
 def _merge_actions(per_env: list[Array | None]) -> list[Array]:

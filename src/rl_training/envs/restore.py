@@ -4,18 +4,21 @@ An env that is a function of its seed and its actions is reproduced to the last 
 pickling the env object instead would be silently wrong for simulators that keep their state outside of Python.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import Env
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from rl_training.envs.episodes import RunningEpisode
 from rl_training.errors import CheckpointError
 
 AnyEnv = Env[Any, Any]
+
+_STICKY_TRIES = 50  # an action is repeated with a probability of a quarter
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,12 @@ def _as_batched(env: AnyEnv, obs: Any) -> Any:
 
 
 def _set_state(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
+    own = own_state(env)
+    if own is None:
+        return Restored(None, "it no longer gives and takes its state")
     env.reset(seed=episode.seed)
-    env.get_wrapper_attr("set_state")(unpack_state(episode.state))
-    if not same_values(pack_state(env.get_wrapper_attr("get_state")()), episode.state):
+    own.set(unpack_state(episode.state), episode)
+    if not same_values(pack_state(own.get()), episode.state):
         return Restored(None, "its set_state() does not bring back what get_state() gave")
     layer: Any = env
     while layer is not env.unwrapped:  # the env's own state knows nothing of a time limit around it
@@ -79,9 +85,54 @@ def _set_state(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Resto
 
 def capture_state(env: AnyEnv) -> Any:
     """The env's own state, ready for a checkpoint; none when it does not offer one."""
+    own = own_state(env)
+    return None if own is None else pack_state(own.get())
+
+
+@dataclass(frozen=True)
+class OwnState:
+    """How an env gives and takes its whole state."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any, RunningEpisode], object]
+
+
+def own_state(env: AnyEnv) -> OwnState | None:
+    """Through the env's own methods, or those of the Atari emulator, whose long episodes replay slowly."""
     if env.has_wrapper_attr("get_state") and env.has_wrapper_attr("set_state"):
-        return pack_state(env.get_wrapper_attr("get_state")())
+        set_state = env.get_wrapper_attr("set_state")
+        return OwnState(env.get_wrapper_attr("get_state"), lambda state, _: set_state(state))
+    if type(env.unwrapped).__module__.startswith("ale_py.") and _only_plain_wrappers(env):
+        return _emulator_state(env.unwrapped)
     return None
+
+
+def _only_plain_wrappers(env: AnyEnv) -> bool:
+    """Whether nothing around the env has a memory, but for a time limit, which we know how to set."""
+    layer: Any = env
+    while layer is not env.unwrapped:
+        if type(layer) not in (TimeLimit, OrderEnforcing, PassiveEnvChecker):
+            return False
+        layer = layer.env
+    return True
+
+
+def _emulator_state(emulator: Any) -> OwnState:
+    from ale_py import ALEState
+
+    def get() -> dict[str, Any]:
+        state = emulator.clone_state(include_rng=True).serialize()
+        return {"emulator": state, "generator": emulator.np_random.bit_generator.state}
+
+    def set_back(state: dict[str, Any], episode: RunningEpisode) -> None:
+        if episode.actions is not None and episode.length:
+            # A sticky action is the one before, which no state holds: repeated, one of these is not sticky.
+            for _ in range(_STICKY_TRIES):
+                emulator.ale.act(emulator._action_set[int(episode.actions[-1])])
+        emulator.restore_state(ALEState(state["emulator"]))
+        emulator.np_random.bit_generator.state = state["generator"]
+
+    return OwnState(get, set_back)
 
 
 def pack_state(state: Any) -> Any:
