@@ -8,10 +8,13 @@ from gymnasium import spaces
 
 from rl_training.algorithms.base import GradientStep
 from rl_training.algorithms.dqn import DQNLearner, DQNParams, huber_loss, q_targets
+from rl_training.algorithms.optim import check_finite
 from rl_training.cli import load_config
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sampling import PrioritizedSampler, UniformSampler
+from rl_training.errors import NonFiniteUpdateError
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.digests import digest
 from rl_training.experiment.sources import PRESETS_DIR
 from rl_training.runtime.dqn_trainer import build_dqn_learner, resolve_dqn_params
 
@@ -78,6 +81,15 @@ def test_epsilon_falls_linearly_over_its_share_of_the_budget() -> None:
     params = DQNParams(epsilon_start=1.0, epsilon_end=0.1, exploration_fraction=0.5)
     assert [params.epsilon(step, 1000) for step in (0, 250, 500, 1000)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
     assert DQNParams(exploration_fraction=0.0).epsilon(0, 1000) == 0.05
+
+
+def test_acting_explores_by_the_epsilon_of_its_step() -> None:
+    """Epsilon falls from 1 to 0 over the budget: the last step is greedy, the middle one half random."""
+    learner = make_learner(4, epsilon_start=1.0, epsilon_end=0.0, exploration_fraction=1.0)
+    obs = np.zeros((4000, 2), np.float32)
+    greedy = learner.policy.greedy(obs)
+    shares = [float((learner.act(obs, step) == greedy).mean()) for step in (10, 500, 1000)]
+    assert shares == pytest.approx([0.25 + 0.75 * 0.01, 0.5 + 0.5 * 0.25, 1.0], abs=0.03)
 
 
 def test_actions_are_uniform_in_the_warm_up_and_explore_by_epsilon_after() -> None:
@@ -194,3 +206,21 @@ def test_importance_weights_reach_the_loss() -> None:
     batch["weights"] = torch.zeros(8)
     _, watched = learner.take(GradientStep("step", batch, {"learning_rate": 1e-3}))
     assert watched[0].item() == 0.0
+
+
+def test_a_step_that_is_not_finite_changes_nothing() -> None:
+    learner = make_learner()
+    batch = make_replay(learner).sample(8)
+    batch["rewards"][3] = torch.nan
+    before = digest(learner.state_dict())
+    with pytest.raises(NonFiniteUpdateError, match=r"rewards\[3\] of its batch is nan"):
+        learner.take(GradientStep("step", batch, {"learning_rate": 1e-3}))
+    assert digest(learner.state_dict()) == before
+
+
+def test_a_finite_loss_with_another_gradient_is_refused_too() -> None:
+    step = GradientStep("step", {}, {"learning_rate": 1.0})
+    check_finite(torch.tensor(1.0), torch.tensor(2.0), step)
+    for loss, norm in ((1.0, torch.inf), (1.0, torch.nan), (torch.nan, 1.0), (torch.inf, -torch.inf)):
+        with pytest.raises(NonFiniteUpdateError, match=r"so the weights have grown too large \(learning_rate 1\)"):
+            check_finite(torch.tensor(loss), torch.tensor(norm), step)

@@ -3,13 +3,17 @@
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sample_envs
 from conftest import MakeConfig
 
+from rl_training.envs.episodes import RunningEpisode
+from rl_training.envs.restore import restore_env
 from rl_training.errors import EnvironmentStepError, TrainingInterrupted
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.config import TrainConfig
@@ -186,6 +190,16 @@ def test_an_env_that_cannot_be_brought_back_begins_anew_and_the_run_says_so(make
     assert not note["exact"]
     assert "another observation" in note["reasons"][0]
     assert load_checkpoint(find_checkpoint(run_dir)).trainer_state["global_step"] == 128
+
+
+def test_a_replay_that_earns_another_return_is_not_taken_for_the_same_episode() -> None:
+    env = sample_envs.StepEnv()
+    taken = RunningEpisode(number=0, seed=1, length=2, episode_return=2.0, actions=np.zeros(2, np.int64))
+    shown = np.array([2.0], np.float32)
+    assert restore_env(env, taken, shown).failure is None
+    assert restore_env(env, replace(taken, episode_return=2.5), shown).failure == (
+        "replaying its actions gave the return 2.0, not 2.5"
+    )
 
 
 def test_an_episode_longer_than_what_is_kept_begins_anew(

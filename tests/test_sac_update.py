@@ -10,7 +10,9 @@ from rl_training.algorithms.base import GradientStep
 from rl_training.algorithms.sac import SACLearner, actor_loss, critic_loss, soft_targets
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sampling import UniformSampler
+from rl_training.errors import NonFiniteUpdateError
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.digests import digest
 from rl_training.policies.soft_actor_critic import squash
 from rl_training.runtime.sac_trainer import build_sac_learner
 
@@ -198,3 +200,15 @@ def test_a_learner_goes_on_from_its_state_bit_for_bit() -> None:
     assert torch.equal(learner._log_alpha, copy._log_alpha)
     obs = np.ones((5, 3), np.float32)
     assert np.array_equal(learner.act(obs, 30), copy.act(obs, 30))
+
+
+@pytest.mark.parametrize(("name", "field"), [("critic step", "rewards"), ("actor step", "obs")])
+def test_a_step_that_is_not_finite_changes_nothing(name: str, field: str) -> None:
+    learner = make_learner()
+    batch = learner._to_device(make_replay().sample(16))
+    batch[field][5] = torch.inf
+    batch["noise"] = torch.zeros_like(batch["actions"])
+    before = digest(learner.state_dict())
+    with pytest.raises(NonFiniteUpdateError, match=rf"the {name} has loss .*{field}\[5.* of its batch is inf"):
+        learner.take(GradientStep(name, batch, {"learning_rate": 1e-3}))
+    assert digest(learner.state_dict()) == before
