@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
@@ -28,6 +29,7 @@ from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint, step_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.digests import state_digests
+from rl_training.experiment.locking import LOCK_FILE
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, create_run_context, read_digests, read_metadata, read_metrics
 from rl_training.runtime.run_utils import versions
@@ -41,6 +43,7 @@ _PARAMS: dict[str, dict[str, Any]] = {
     "sac": {**_SMALL_REPLAY, "train_frequency": 2},
 }
 _BUDGETS = {"ppo": 16_384, "dqn": 12_000, "sac": 6_000}
+_SHARE_OF_LATE_KILLS = 0.8  # the others may come while a life is still being set up
 _HIDDEN_ID = "chaos:HiddenWalk-v0"
 
 
@@ -170,17 +173,25 @@ def start(config: TrainConfig, suffix: str) -> BaseProcess:
     return process
 
 
+def wait_until_it_trains(process: BaseProcess, run_dir: Path) -> None:
+    """Until this life has taken the run's lock and there is something to resume."""
+    while process.is_alive():
+        with suppress(FileNotFoundError):
+            holder = (run_dir / LOCK_FILE).read_text()
+            if str(process.pid) in holder and step_checkpoints(run_dir / "checkpoints"):
+                return
+        time.sleep(0.002)
+
+
 def try_scenario(scenario: Scenario, kills: int, moments: random.Random, directory: Path) -> Outcome:
     """The straight run, then runs that are killed until `kills` are used up and the last one may end."""
     config = scenario.config(directory)
     straight_dir = run_dir_of(config, "straight")
-    began = time.monotonic()
     process = start(config, "straight")
-    while process.is_alive() and not step_checkpoints(context_of(straight_dir).checkpoints_dir):
-        time.sleep(0.01)
-    ready = time.monotonic()
+    wait_until_it_trains(process, straight_dir)
+    began = time.monotonic()
     process.join()
-    longest_life = (ready - began) + (time.monotonic() - ready) / 8
+    longest_life = (time.monotonic() - began) / 8
     straight = result_of(straight_dir)
     killed = in_saves = lost = exact = attempt = 0
     equal = True
@@ -190,6 +201,8 @@ def try_scenario(scenario: Scenario, kills: int, moments: random.Random, directo
         run_dir = run_dir_of(config, suffix)
         process = start(config, suffix)
         while killed < kills:
+            if moments.random() < _SHARE_OF_LATE_KILLS:
+                wait_until_it_trains(process, run_dir)
             process.join(moments.uniform(0.0, longest_life))
             if process.exitcode is not None:
                 break

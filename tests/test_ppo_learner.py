@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rl_training.algorithms.optim import FlatAdam
 from rl_training.algorithms.ppo import LOSS_METRICS, PPOLearner
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.experiment.config import TrainConfig
@@ -192,11 +193,34 @@ def test_adam_runs_with_the_small_epsilon_and_the_clipped_gradient() -> None:
     learner, rollout = make_learner(max_grad_norm=1e-3, update_epochs=1, minibatch_size=STEPS * ENVS)
     fill(learner, rollout)
     metrics = learner.update(rollout, step=0).metrics
-    (moments,) = learner.state_dict()["optimizer"]["state"].values()
     assert metrics["grad_norm"] > 1e-3
     # After one step the first moment is a tenth of the gradient that Adam saw.
-    assert torch.linalg.vector_norm(moments["exp_avg"]).item() == pytest.approx(1e-4, rel=1e-2)
-    assert learner.state_dict()["optimizer"]["param_groups"][0]["eps"] == 1e-5
+    assert torch.linalg.vector_norm(learner.state_dict()["optimizer"]["mean"]).item() == pytest.approx(1e-4, rel=1e-2)
+    assert learner._optimizer._eps == 1e-5
+
+
+def test_our_adam_is_torchs_to_the_last_bit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = (torch.randn(1000, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+    flat = FlatAdam(ours, eps=1e-5)
+    torchs = torch.optim.Adam([theirs], eps=1e-5, fused=True)
+    for step in range(1, 20):
+        gradient = torch.randn(1000, generator=generator)
+        flat.step(gradient.clone(), 1.0 / step)
+        torchs.param_groups[0]["lr"] = 1.0 / step
+        theirs.grad = gradient.clone()
+        torchs.step()
+    assert torch.equal(ours, theirs)
+
+
+def test_an_adam_that_has_not_begun_loads_an_empty_state() -> None:
+    weights = torch.ones(3)
+    optimizer = FlatAdam(weights)
+    optimizer.load_state_dict({})
+    optimizer.step(torch.ones(3), 0.5)
+    assert weights.tolist() == pytest.approx([0.5] * 3)
+    with pytest.raises(ValueError, match=r"mean of shape \(3,\) does not fit \(2,\)"):
+        FlatAdam(torch.ones(2)).load_state_dict(optimizer.state_dict())
 
 
 def test_the_buffer_keeps_the_unclipped_continuous_action() -> None:
@@ -226,7 +250,7 @@ def test_a_saved_state_does_not_change_with_the_learner() -> None:
     learner.update(rollout, step=0)
     saved = learner.state_dict()
     weights, stream = saved["policy"]["params"]["actor.0.weight"], saved["minibatch_stream"]
-    moments = saved["optimizer"]["state"][0]["exp_avg"]
+    moments = saved["optimizer"]["mean"]
     kept = deepcopy((weights, moments, stream))
     learner.update(rollout, step=32)
     assert torch.equal(weights, kept[0])

@@ -157,8 +157,8 @@ def test_the_actor_waits_for_its_turn_and_then_makes_up_for_it() -> None:
     learner.update(replay, step=20, num_gradient_steps=2)
     assert torch.equal(learner.policy.params.flat, start)
     learner.update(replay, step=21, num_gradient_steps=1)
-    assert learner.state_dict()["actor_optimizer"]["state"][0]["step"].item() == 3.0
-    assert learner.state_dict()["critic_optimizer"]["state"][0]["step"].item() == 3.0
+    assert learner.state_dict()["actor_optimizer"]["steps"].item() == 3.0
+    assert learner.state_dict()["critic_optimizer"]["steps"].item() == 3.0
 
 
 def test_warm_up_actions_are_uniform_over_the_policys_space() -> None:

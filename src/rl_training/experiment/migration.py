@@ -18,9 +18,24 @@ def migrate(values: dict[str, State]) -> dict[str, State]:
     buffer, trainer = values["buffer_state"], values["trainer_state"]
     if "head" in buffer:
         buffer = _number_rows(buffer)
+    learner = values["algorithm_state"]
     if "last_obs" in trainer:
         trainer = _with_unknown_episodes(trainer)
-    return {**values, "buffer_state": buffer, "trainer_state": trainer}
+        learner = {name: _moments(part) for name, part in learner.items()}
+    return {**values, "algorithm_state": learner, "buffer_state": buffer, "trainer_state": trainer}
+
+
+def _moments(part: Any) -> Any:
+    """The moments out of a torch optimizer's state over one tensor; anything else stays as it is."""
+    if not (isinstance(part, dict) and "param_groups" in part):
+        return part
+    return {
+        name: moment
+        for old in part["state"].values()  # none before the first step
+        for name, moment in zip(
+            ("mean", "square", "steps"), (old["exp_avg"], old["exp_avg_sq"], old["step"]), strict=True
+        )
+    }
 
 
 def _number_rows(state: State) -> State:
