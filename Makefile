@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test check format learning clean
+.PHONY: train test check format learning chaos clean
 
 train: $(READY)
 	$(BIN)/rl-training train --config configs/ppo/cartpole.yaml
@@ -26,6 +26,11 @@ format: $(READY)
 learning: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[mujoco]"
 	$(BIN)/python benchmarks/learning.py --output benchmarks/results/learning.json
+
+# Kills runs at random moments, resumes them, and compares with runs that were never killed; takes about ten minutes.
+chaos: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[box2d,mujoco]"
+	$(BIN)/python benchmarks/chaos.py --output docs/chaos.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

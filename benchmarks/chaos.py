@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, set_start_method
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,7 @@ class Outcome:
 def live(config: TrainConfig, suffix: str) -> None:
     """One life of a run: begin it, or go on from what the life before has left."""
     warnings.simplefilter("ignore")  # that a dead process has left its lock is the point
+    set_start_method("fork", force=True)  # env workers as in a run from the command line, not as this process began
     run_dir = run_dir_of(config, suffix)
     if step_checkpoints(context_of(run_dir).checkpoints_dir):
         resume_training(run_dir)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
+from chaos import HiddenWalk
 from gymnasium import spaces
 
 
@@ -128,25 +129,7 @@ class EndlessEnv(StepEnv):
         return super().step(action)
 
 
-class HiddenEnv(gymnasium.Env[Any, Any]):
-    """Its observation shows only part of its state: a hidden walk decides rewards and, in the end, the ending."""
-
-    action_space = spaces.Discrete(2)
-    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed, options=options)
-        self.hidden, self.steps = 0.0, 0
-        return np.array([self.np_random.random()], np.float32), {}
-
-    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.hidden += float(self.np_random.normal()) + (0.1 if action else -0.1)
-        self.steps += 1
-        shown = np.array([np.round(self.hidden)], np.float32)
-        return shown, abs(self.hidden), abs(self.hidden) > 6.0, self.steps >= 60, {}
-
-
-class SignallingEnv(HiddenEnv):
+class SignallingEnv(HiddenWalk):
     """Sends SIGTERM to its own process with the `signal_at`th step that any of its kind takes there."""
 
     signal_at: ClassVar[int] = -1
@@ -159,7 +142,7 @@ class SignallingEnv(HiddenEnv):
         return super().step(action)
 
 
-class BreakingEnv(HiddenEnv):
+class BreakingEnv(HiddenWalk):
     """Raises with the `breaks_at`th step that any of its kind takes in this process."""
 
     breaks_at: ClassVar[int] = -1
@@ -190,7 +173,7 @@ class UnrepeatableEnv(gymnasium.Env[Any, Any]):
         return np.array([UnrepeatableEnv.steps_of_all], np.float32), 1.0, self.steps == 5, False, {}
 
 
-class StateEnv(HiddenEnv):
+class StateEnv(HiddenWalk):
     """Gives and takes its state, and draws from a generator that no seed reaches: only its state brings it back."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -212,7 +195,6 @@ class StateEnv(HiddenEnv):
         self.np_random.bit_generator.state, self.noise.bit_generator.state = state["generators"]
 
 
-gymnasium.register("tests/Hidden-v0", f"{__name__}:HiddenEnv")
 gymnasium.register("tests/Signalling-v0", f"{__name__}:SignallingEnv")
 gymnasium.register("tests/Breaking-v0", f"{__name__}:BreakingEnv")
 gymnasium.register("tests/Unrepeatable-v0", f"{__name__}:UnrepeatableEnv")

@@ -27,9 +27,9 @@ from rl_training.runtime.workflows import resume_training
 RUNS = [
     ("ppo", "CartPole-v1", {"normalize_obs": True, "normalize_rewards": True}),
     ("ppo", "Pendulum-v1", {}),
-    ("ppo", "tests/Hidden-v0", {}),
+    ("ppo", "chaos:HiddenWalk-v0", {}),
     ("dqn", "CartPole-v1", {"prioritized": True, "n_step": 3, "normalize_obs": True, "normalize_rewards": True}),
-    ("dqn", "tests/Hidden-v0", {}),
+    ("dqn", "chaos:HiddenWalk-v0", {}),
     ("sac", "Pendulum-v1", {"normalize_obs": True}),
 ]
 
@@ -133,7 +133,7 @@ def test_a_step_that_failed_is_taken_again_as_it_was(
 @pytest.mark.parametrize("event", ["on_train_start", "on_collect_end", "on_update_end", "on_eval_end"])
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_a_run_that_a_callback_broke_goes_on_exactly(make_config: MakeConfig, algo: str, event: str) -> None:
-    config = make_config(algo=algo, env_id="tests/Hidden-v0", num_envs=2, total_timesteps=192)
+    config = make_config(algo=algo, env_id="chaos:HiddenWalk-v0", num_envs=2, total_timesteps=192)
     straight = outcome(train(config))
 
     class Break(Callback):
@@ -206,7 +206,7 @@ def test_an_episode_longer_than_what_is_kept_begins_anew(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rl_training.envs.episodes.EpisodeTracker.__init__.__defaults__", (5,))
-    config = make_config(env_id="tests/Hidden-v0", num_envs=2, total_timesteps=64)
+    config = make_config(env_id="chaos:HiddenWalk-v0", num_envs=2, total_timesteps=64)
     run_dir = train(config)
     with pytest.warns(UserWarning, match="steps is too long to replay"):
         resume_training(run_dir, total_timesteps=128)
