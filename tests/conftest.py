@@ -35,6 +35,12 @@ def stored_rows(saved: CheckpointState) -> torch.Tensor:
     return torch.stack([rows[number] for number in range(oldest, state["added"])])
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run remembers of this machine stays in the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def make_config(tmp_path: Path) -> MakeConfig:
     """A run that takes a fraction of a second; keywords replace fields, `algo_kwargs` adds to them."""

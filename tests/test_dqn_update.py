@@ -188,7 +188,7 @@ def test_a_presets_target_holds_still_for_many_gradient_steps(preset: Path) -> N
 def test_the_next_action_is_chosen_by_the_network_that_the_option_says(double: bool) -> None:
     learner = make_learner(4, double=double)
     learner._target.copy_(learner._target.flip(0))  # a target that prefers other actions
-    batch = make_replay(learner).sample(50)
+    batch = learner._prepare(make_replay(learner).sample(50))
     params = learner.policy.params
     target_values = learner.policy.q_values(params.layout.tensors(learner._target), batch["next_obs"])
     online_values = learner.policy.q_values(params.tensors(), batch["next_obs"])
@@ -201,7 +201,7 @@ def test_the_next_action_is_chosen_by_the_network_that_the_option_says(double: b
 
 def test_importance_weights_reach_the_loss() -> None:
     learner = make_learner()
-    batch = make_replay(learner).sample(8)
+    batch = learner._prepare(make_replay(learner).sample(8))
     batch["weights"] = torch.zeros(8)
     _, watched = learner.take(GradientStep("step", batch, {"learning_rate": 1e-3}))
     assert watched[0].item() == 0.0
@@ -209,7 +209,7 @@ def test_importance_weights_reach_the_loss() -> None:
 
 def test_a_step_that_is_not_finite_changes_nothing() -> None:
     learner = make_learner()
-    batch = make_replay(learner).sample(8)
+    batch = learner._prepare(make_replay(learner).sample(8))
     batch["rewards"][3] = torch.nan
     before = digest(learner.state_dict())
     with pytest.raises(NonFiniteUpdateError, match=r"rewards\[3\] of its batch is nan"):

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.optim import clip_gradient
+from rl_training.algorithms.base import GradientStep
+from rl_training.algorithms.optim import Descent
 from rl_training.algorithms.ppo import (
     PPOParams,
     clipped_policy_loss,
@@ -110,12 +111,12 @@ def test_advantages_are_normalised_within_the_minibatch() -> None:
 
 
 def test_the_gradient_is_clipped_by_its_global_norm() -> None:
-    gradient = torch.tensor([3.0, 0.0, 4.0])
-    assert clip_gradient(gradient, max_norm=0.5).item() == 5.0
-    assert gradient.tolist() == pytest.approx([0.3, 0.0, 0.4], abs=1e-6)
-    small = torch.tensor([0.1, 0.2])
-    clip_gradient(small, max_norm=0.5)
-    assert small.tolist() == pytest.approx([0.1, 0.2])
+    """The loss is a product with the gradient that it shall have; Adam's first moment is a tenth of what it saw."""
+    for slopes, seen in (([3.0, 0.0, 4.0], [0.3, 0.0, 0.4]), ([0.1, 0.2, 0.0], [0.1, 0.2, 0.0])):
+        descent = Descent(torch.ones(3), lambda flat, batch, _: ((flat * batch["slopes"]).sum(), ()), max_norm=0.5)
+        step = GradientStep("step", {"slopes": torch.tensor(slopes)}, {"learning_rate": 0.0})
+        assert descent.take(step)[1].item() == pytest.approx(sum(slope**2 for slope in slopes) ** 0.5)
+        assert (10 * descent.adam.state_dict()["mean"]).tolist() == pytest.approx(seen, abs=1e-6)
 
 
 def test_explained_variance_of_perfect_constant_and_opposite_predictions() -> None:

@@ -106,7 +106,8 @@ def test_the_target_comes_from_target_critics_at_a_current_action() -> None:
     targets = batch["rewards"] + batch["discounts"] * (3.0 - 0.5 * logprobs)
     values = twin.critics.forward(twin.critics.params.tensors(), batch["obs"], batch["actions"])
     expected = critic_loss(values, targets).item()
-    step = GradientStep("critic step", {**batch, "noise": noise}, {"learning_rate": 1e-3})
+    others = {"noise": noise, "log_alpha": learner._log_alpha, "policy": learner.policy.params.flat}
+    step = GradientStep("critic step", {**batch, **others, "target": learner._target}, {"learning_rate": 1e-3})
     assert learner.take(step)[0].item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -207,7 +208,8 @@ def test_a_step_that_is_not_finite_changes_nothing(name: str, field: str) -> Non
     learner = make_learner()
     batch = learner._to_device(make_replay().sample(16))
     batch[field][5] = torch.inf
-    batch["noise"] = torch.zeros_like(batch["actions"])
+    batch |= {"noise": torch.zeros_like(batch["actions"]), "log_alpha": learner._log_alpha, "target": learner._target}
+    batch |= {"policy": learner.policy.params.flat, "critics": learner.critics.params.flat}
     before = digest(learner.state_dict())
     with pytest.raises(NonFiniteUpdateError, match=rf"the {name} has loss .*{field}\[5.* of its batch is inf"):
         learner.take(GradientStep(name, batch, {"learning_rate": 1e-3}))

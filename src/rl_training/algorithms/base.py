@@ -84,6 +84,11 @@ class LearnerParams(StrictModel):
     normalize_rewards: Flag = False
     """By the running deviation of the discounted return; logged returns stay raw."""
 
+    def planned_gradient_steps(self, total_timesteps: int, num_envs: int) -> int:
+        """How many gradient steps a run of this budget will take, about."""
+        del total_timesteps, num_envs
+        return 0
+
     def network(self, device: torch.device) -> NetworkSpec:
         """What the networks have in common."""
         return NetworkSpec(self.hidden_sizes, self.activation, device, self.normalize_obs)
@@ -104,6 +109,11 @@ class OffPolicyParams(LearnerParams):
     """Gradient steps per update."""
     n_step: PositiveInt = 1
     """Steps whose rewards are summed before the target's value."""
+
+    def planned_gradient_steps(self, total_timesteps: int, num_envs: int) -> int:
+        """As many as the env steps after the warm-up owe."""
+        del num_envs
+        return max(0, total_timesteps - self.learning_starts) // self.train_frequency * self.gradient_steps
 
     def check_replay(self, num_envs: int) -> None:
         """Refuse a replay buffer that cannot serve a batch, or not one step of all envs."""

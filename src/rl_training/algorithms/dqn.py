@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Batch, ExperienceNormalizer, GradientStep, OffPolicyParams, UpdateResult
-from rl_training.algorithms.optim import FlatAdam, check_finite, clip_gradient
+from rl_training.algorithms.optim import Descent, Numbers, Settings
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sampling import PrioritizedSampler
 from rl_training.experiment.schedules import PositiveSchedule, Schedule, crosses
@@ -66,14 +66,20 @@ class DQNLearner:
     """Explores by epsilon, learns from replayed transitions towards a target network."""
 
     def __init__(
-        self, policy: QNetwork, params: DQNParams, *, total_timesteps: int, stream: np.random.Generator
+        self,
+        policy: QNetwork,
+        params: DQNParams,
+        *,
+        total_timesteps: int,
+        stream: np.random.Generator,
+        compiled: bool = False,
     ) -> None:
         self.policy = policy
         self.params = params
         self.total_timesteps = total_timesteps
         self._stream = stream  # explores
         self._target = policy.params.flat.clone()
-        self._optimizer = FlatAdam(policy.params.flat)
+        self._descent = Descent(policy.params.flat, self._loss, max_norm=params.max_grad_norm, compiled=compiled)
         self.normalizer = ExperienceNormalizer(policy.encoder, params)
         self._updated_at = 0  # env step of the newest update
 
@@ -100,39 +106,45 @@ class DQNLearner:
         return UpdateResult(metrics, num_gradient_steps)
 
     def _learn(self, replay: ReplayBuffer, learning_rate: float) -> Tensor:
-        batch = replay.sample(self.params.batch_size)
-        batch["rewards"] = self.normalizer.rewards.apply(batch["rewards"])
+        batch = self._prepare(replay.sample(self.params.batch_size))
         errors, watched = self.take(GradientStep("temporal-difference step", batch, {"learning_rate": learning_rate}))
         if isinstance(replay.sampler, PrioritizedSampler):
             priorities = errors.abs().double().cpu().numpy() + 1e-6
-            replay.sampler.update(batch["indices"].numpy(), priorities)
+            replay.sampler.update(batch["indices"].cpu().numpy(), priorities)
         return watched
 
-    def take(self, step: GradientStep) -> tuple[Tensor, Tensor]:
-        """One gradient step: from parameters, optimizer state and batch to new parameters, errors and numbers."""
-        params = self.policy.params
-        batch = {name: field.to(params.flat.device) for name, field in step.batch.items()}
-        flat = params.flat.detach().requires_grad_()
-        online = params.layout.tensors(flat)
+    def _prepare(self, batch: Batch) -> Batch:
+        """The batch on the learner's device, with features, normalised rewards, and the target network beside it."""
+        batch = {name: field.to(self._target.device) for name, field in batch.items()}
+        for name in ("obs", "next_obs"):
+            batch[name] = self.policy.encoder.encode_tensor(batch[name])
+        batch["rewards"] = self.normalizer.rewards.apply(batch["rewards"])
+        return {**batch, "target": self._target}
+
+    def _loss(self, flat: Tensor, batch: Batch, settings: Settings) -> tuple[Tensor, Numbers]:
+        del settings
+        layout, q_values = self.policy.params.layout, self.policy.q_values
+        online = layout.tensors(flat)
         with torch.no_grad():
-            target_values = self.policy.q_values(params.layout.tensors(self._target), batch["next_obs"])
-            choosing = self.policy.q_values(online, batch["next_obs"]) if self.params.double else target_values
+            target_values = q_values(layout.tensors(batch["target"]), batch["next_obs"])
+            choosing = q_values(online, batch["next_obs"]) if self.params.double else target_values
             targets = q_targets(batch, target_values, choosing)
-        values = self.policy.q_values(online, batch["obs"]).gather(1, batch["actions"].unsqueeze(1)).squeeze(1)
+        values = q_values(online, batch["obs"]).gather(1, batch["actions"].unsqueeze(1)).squeeze(1)
         errors = values - targets
         loss = huber_loss(errors, batch["weights"])
-        (gradient,) = torch.autograd.grad(loss, flat)
-        norm = clip_gradient(gradient, self.params.max_grad_norm)
-        check_finite(loss.detach(), norm, step)
-        self._optimizer.step(gradient, step.settings["learning_rate"])
-        return errors.detach(), torch.stack([loss.detach(), values.detach().mean(), norm])
+        return loss, (errors.detach(), torch.stack([loss.detach(), values.detach().mean()]))
+
+    def take(self, step: GradientStep) -> tuple[Tensor, Tensor]:
+        """One gradient step, on features in place of observations; the errors, and numbers to watch."""
+        (errors, watched), norm = self._descent.take(step)
+        return errors, torch.cat([watched, norm.reshape(1)])
 
     def state_dict(self) -> dict[str, Any]:
         """Both networks, optimizer moments, exploring stream, and when the target was looked at."""
         return {
             "policy": pack_policy(self.policy.params, self.policy.encoder, self._stream),
             "target": self._target.cpu().clone(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self._descent.adam.state_dict(),
             "rewards": self.normalizer.rewards.state_dict(),
             "updated_at": self._updated_at,
         }
@@ -141,6 +153,6 @@ class DQNLearner:
         """Go on where `state` stopped."""
         unpack_policy(state["policy"], self.policy.params, self.policy.encoder, self._stream)
         self._target.copy_(state["target"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._descent.adam.load_state_dict(state["optimizer"])
         self.normalizer.rewards.load_state_dict(state["rewards"])
         self._updated_at = int(state["updated_at"])

@@ -1,5 +1,6 @@
 """Proximal policy optimisation (Schulman et al. 2017): its parameters, its losses, and the learner, in that order."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Batch, GradientStep, LearnerParams, UpdateResult
-from rl_training.algorithms.optim import FlatAdam, check_finite, clip_gradient
+from rl_training.algorithms.optim import Descent, Numbers, Settings
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Problem
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
@@ -54,6 +55,11 @@ class PPOParams(LearnerParams):
     """Initial log standard deviation of continuous actions."""
     adam_eps: Annotated[Float, Field(gt=0.0)] = 1e-5
 
+    def planned_gradient_steps(self, total_timesteps: int, num_envs: int) -> int:
+        """Whole rollouts, each learnt from in epochs of minibatches."""
+        rollout = self.num_steps * num_envs
+        return math.ceil(total_timesteps / rollout) * self.update_epochs * math.ceil(rollout / self.minibatch_size)
+
     def check_rollout(self, num_envs: int) -> None:
         """Refuse a minibatch that no rollout could fill."""
         total = self.num_steps * num_envs
@@ -86,8 +92,8 @@ def normalize(advantages: Tensor) -> Tensor:
     return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 
 
-def clipped_policy_loss(ratios: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
-    """The pessimistic surrogate (equation 7)."""
+def clipped_policy_loss(ratios: Tensor, advantages: Tensor, clip_coef: Any) -> Tensor:
+    """The pessimistic surrogate (equation 7); `clip_coef` is a number, or a scalar tensor in compiled updates."""
     clipped = ratios.clamp(1.0 - clip_coef, 1.0 + clip_coef)
     return -torch.min(ratios * advantages, clipped * advantages).mean()
 
@@ -101,7 +107,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_vf_coef
     return 0.5 * errors.mean()
 
 
-def ppo_loss(output: PolicyOutput, batch: Batch, params: PPOParams, clip_coef: float) -> PPOLoss:
+def ppo_loss(output: PolicyOutput, batch: Batch, params: PPOParams, clip_coef: float | Tensor) -> PPOLoss:
     """Surrogate, value error and entropy bonus of one minibatch (equation 9)."""
     advantages = normalize(batch["advantages"]) if params.normalize_advantages else batch["advantages"]
     log_ratios = output.logprobs - batch["logprobs"]
@@ -129,13 +135,21 @@ class PPOLearner:
     """Acts, then learns from the rollout: advantages first, then epochs of minibatches."""
 
     def __init__(
-        self, policy: ActorCritic, params: PPOParams, *, total_timesteps: int, stream: np.random.Generator
+        self,
+        policy: ActorCritic,
+        params: PPOParams,
+        *,
+        total_timesteps: int,
+        stream: np.random.Generator,
+        compiled: bool = False,
     ) -> None:
         self.policy = policy
         self.params = params
         self.total_timesteps = total_timesteps
         self._stream = stream  # orders the minibatches
-        self._optimizer = FlatAdam(policy.params.flat, eps=params.adam_eps)
+        self._descent = Descent(
+            policy.params.flat, self._loss, eps=params.adam_eps, max_norm=params.max_grad_norm, compiled=compiled
+        )
         self._rewards = RewardNormalizer(params.gamma, enabled=params.normalize_rewards)
 
     def act(self, obs: Array) -> Array:
@@ -150,12 +164,12 @@ class PPOLearner:
         steps = max(1, _BULK_ROWS // rollout.num_envs)
         for part in (slice(start, start + steps) for start in range(0, rollout.num_steps, steps)):
             obs, actions = rollout.obs[part].flatten(0, 1).to(device), rollout.actions[part].flatten(0, 1).to(device)
-            output = self.policy.evaluate(params, obs, actions)
+            output = self.policy.evaluate(params, self.policy.encoder.encode_tensor(obs), actions)
             rollout.values[part] = output.values.view(-1, rollout.num_envs)
             rollout.logprobs[part] = output.logprobs.view(-1, rollout.num_envs)
         following = torch.as_tensor(last_obs).to(rollout.obs.dtype)
         beyond = torch.cat([following, rollout.truncated_last_obs().to(following.device)]).to(device)
-        values = self.policy.values(params, beyond).to(rollout.device)
+        values = self.policy.values(params, self.policy.encoder.encode_tensor(beyond)).to(rollout.device)
         rollout.bootstrap_values[rollout.truncated] = values[rollout.num_envs :]
         self._rewards.update(rollout.rewards.cpu().numpy(), rollout.dones.cpu().numpy())
         rollout.compute_returns_and_advantages(
@@ -181,33 +195,37 @@ class PPOLearner:
 
     def _run_epochs(self, rollout: RolloutBuffer, learning_rate: float, clip_coef: float) -> list[Tensor]:
         size, target_kl = self.params.minibatch_size, self.params.target_kl
+        settings = {"learning_rate": learning_rate, "clip_coef": clip_coef}
         watched: list[Tensor] = []
         for _ in range(self.params.update_epochs):
             for batch in rollout.iter_minibatches(minibatch_size=size, shuffle=True, generator=self._stream):
-                step = GradientStep("minibatch", batch, {"learning_rate": learning_rate, "clip_coef": clip_coef})
+                step = GradientStep("minibatch", self._to_device(batch), settings)
                 watched.append(self.take(step))
                 if target_kl is not None and watched[-1][_APPROX_KL] > 1.5 * target_kl:
                     return watched
         return watched
 
+    def _to_device(self, batch: Batch) -> Batch:
+        """The batch on the learner's device, with features in place of observations."""
+        batch = {name: field.to(self.policy.params.flat.device) for name, field in batch.items()}
+        batch["obs"] = self.policy.encoder.encode_tensor(batch["obs"])
+        return batch
+
+    def _loss(self, flat: Tensor, batch: Batch, settings: Settings) -> tuple[Tensor, Numbers]:
+        output = self.policy.evaluate(self.policy.params.layout.tensors(flat), batch["obs"], batch["actions"])
+        loss = ppo_loss(output, batch, self.params, settings["clip_coef"])
+        return loss.total, (loss.watched,)
+
     def take(self, step: GradientStep) -> Tensor:
-        """One gradient step: from parameters, optimizer state and batch to new parameters and watched numbers."""
-        params = self.policy.params
-        batch = {name: field.to(params.flat.device) for name, field in step.batch.items()}
-        flat = params.flat.detach().requires_grad_()
-        output = self.policy.evaluate(params.layout.tensors(flat), batch["obs"], batch["actions"])
-        loss = ppo_loss(output, batch, self.params, step.settings["clip_coef"])
-        (gradient,) = torch.autograd.grad(loss.total, flat)
-        norm = clip_gradient(gradient, self.params.max_grad_norm)
-        check_finite(loss.watched[0], norm, step)
-        self._optimizer.step(gradient, step.settings["learning_rate"])
-        return torch.cat([loss.watched, norm.reshape(1)])
+        """One gradient step, on features in place of observations; the watched numbers and the gradient's norm."""
+        (watched,), norm = self._descent.take(step)
+        return torch.cat([watched, norm.reshape(1)])
 
     def state_dict(self) -> dict[str, Any]:
         """Policy, optimizer moments and streams."""
         return {
             "policy": self.policy.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self._descent.adam.state_dict(),
             "rewards": self._rewards.state_dict(),
             "minibatch_stream": self._stream.bit_generator.state,
         }
@@ -215,6 +233,6 @@ class PPOLearner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` stopped."""
         self.policy.load_state_dict(state["policy"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._descent.adam.load_state_dict(state["optimizer"])
         self._rewards.load_state_dict(state["rewards"])
         self._stream.bit_generator.state = state["minibatch_stream"]

@@ -8,12 +8,14 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Batch, ExperienceNormalizer, GradientStep, OffPolicyParams, UpdateResult
-from rl_training.algorithms.optim import FlatAdam, check_finite
+from rl_training.algorithms.optim import Descent, FlatAdam, Numbers, Settings
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Float, PositiveInt
 from rl_training.policies.base import Array
 from rl_training.policies.soft_actor_critic import SquashedActor, TwinCritics
+
+CRITIC_STEP, ACTOR_STEP = "critic step", "actor step"
 
 
 class SACParams(OffPolicyParams):
@@ -60,6 +62,7 @@ class SACLearner:
         *,
         total_timesteps: int,
         stream: np.random.Generator,
+        compiled: bool = False,
     ) -> None:
         self.policy = policy
         self.critics = critics
@@ -70,8 +73,8 @@ class SACLearner:
         self._target = critics.params.flat.clone()
         start = 1.0 if params.alpha == "auto" else params.alpha
         self._log_alpha = torch.tensor([start], device=self._target.device).log()
-        self._actor_optimizer = FlatAdam(policy.params.flat)
-        self._critic_optimizer = FlatAdam(critics.params.flat)
+        self._actor_descent = Descent(policy.params.flat, self._actor_loss, compiled=compiled)
+        self._critic_descent = Descent(critics.params.flat, self._critic_loss, compiled=compiled)
         self._alpha_optimizer = FlatAdam(self._log_alpha)
         self.normalizer = ExperienceNormalizer(policy.encoder, params)
         self._num_updates = 0
@@ -89,11 +92,11 @@ class SACLearner:
         actor_numbers: list[Tensor] = []
         for _ in range(num_gradient_steps):
             batch = self._to_device(replay.sample(self.params.batch_size))
-            critic_numbers.append(self._draw_and_take("critic step", batch, learning_rate))
+            critic_numbers.append(self._draw_and_take(CRITIC_STEP, batch, learning_rate))
             self._num_updates += 1
             if self._num_updates % self.params.policy_delay == 0:
                 repeats = range(self.params.policy_delay)
-                actor_numbers += [self._draw_and_take("actor step", batch, learning_rate) for _ in repeats]
+                actor_numbers += [self._draw_and_take(ACTOR_STEP, batch, learning_rate) for _ in repeats]
         self.policy.params.sync_host()
         metrics: dict[str, int | float] = {"learning_rate": learning_rate, "ent_coef": self._log_alpha.exp().item()}
         metrics |= dict(zip(("critic_loss", "q_mean"), torch.stack(critic_numbers).mean(dim=0).tolist(), strict=True))
@@ -112,47 +115,46 @@ class SACLearner:
 
     def _draw_and_take(self, name: str, batch: Batch, learning_rate: float) -> Tensor:
         noise = self._stream.standard_normal(batch["actions"].shape, dtype=np.float32)
-        batch = {**batch, "noise": torch.from_numpy(noise).to(self._target.device)}
-        return self.take(GradientStep(name, batch, {"learning_rate": learning_rate}))
+        others = {"noise": torch.from_numpy(noise).to(self._target.device), "log_alpha": self._log_alpha}
+        if name == CRITIC_STEP:
+            others |= {"policy": self.policy.params.flat, "target": self._target}
+        else:
+            others["critics"] = self.critics.params.flat
+        return self.take(GradientStep(name, {**batch, **others}, {"learning_rate": learning_rate}))
 
     def take(self, step: GradientStep) -> Tensor:
-        """One gradient step, of the critics or of actor and temperature; its batch has the noise of the actions."""
-        return self._critic_step(step) if step.name == "critic step" else self._actor_step(step)
-
-    def _critic_step(self, step: GradientStep) -> Tensor:
-        """Move both critics towards the soft targets, then their targets towards them."""
-        batch, layout = step.batch, self.critics.params.layout
-        with torch.no_grad():
-            next_actions, next_logprobs = self.policy.sample(
-                self.policy.params.tensors(), batch["next_obs"], batch["noise"]
-            )
-            next_values = self.critics.forward(layout.tensors(self._target), batch["next_obs"], next_actions)
-            targets = soft_targets(batch, next_values, next_logprobs, self._log_alpha.exp())
-        flat = self.critics.params.flat.detach().requires_grad_()
-        values = self.critics.forward(layout.tensors(flat), batch["obs"], batch["actions"])
-        loss = critic_loss(values, targets)
-        (gradient,) = torch.autograd.grad(loss, flat)
-        check_finite(loss.detach(), torch.linalg.vector_norm(gradient), step)
-        self._critic_optimizer.step(gradient, step.settings["learning_rate"])
-        self._target.lerp_(self.critics.params.flat, self.params.tau)
-        return torch.stack([loss.detach(), values.detach().mean()])
-
-    def _actor_step(self, step: GradientStep) -> Tensor:
-        """Move the actor towards the critics' maximum, then the temperature towards its target entropy."""
-        batch, learning_rate = step.batch, step.settings["learning_rate"]
-        layout = self.policy.params.layout
-        flat = self.policy.params.flat.detach().requires_grad_()
-        actions, logprobs = self.policy.sample(layout.tensors(flat), batch["obs"], batch["noise"])
-        values = self.critics.forward(self.critics.params.tensors(), batch["obs"], actions)
-        loss = actor_loss(values, logprobs, self._log_alpha.exp())
-        (gradient,) = torch.autograd.grad(loss, flat)
-        check_finite(loss.detach(), torch.linalg.vector_norm(gradient), step)
-        self._actor_optimizer.step(gradient, learning_rate)
-        entropy = -logprobs.detach().mean()
+        """One gradient step, of the critics or of actor and temperature; its batch has all that it depends on."""
+        if step.name == CRITIC_STEP:
+            (watched,), _ = self._critic_descent.take(step)
+            self._target.lerp_(self.critics.params.flat, self.params.tau)
+            return watched
+        (watched,), _ = self._actor_descent.take(step)
         if self.params.alpha == "auto":
             # The gradient of -log_alpha * (log-prob + target): alpha rises while the entropy is below its target.
-            self._alpha_optimizer.step((entropy - self.target_entropy).reshape(1), learning_rate)
-        return torch.stack([loss.detach(), entropy])
+            gradient = (watched[1] - self.target_entropy).reshape(1)
+            self._alpha_optimizer.step(gradient, step.settings["learning_rate"])
+        return watched
+
+    def _critic_loss(self, flat: Tensor, batch: Batch, settings: Settings) -> tuple[Tensor, Numbers]:
+        """The error of both critics against the soft targets."""
+        del settings
+        layout, actor = self.critics.params.layout, self.policy.params.layout.tensors(batch["policy"])
+        with torch.no_grad():
+            next_actions, next_logprobs = self.policy.sample(actor, batch["next_obs"], batch["noise"])
+            next_values = self.critics.forward(layout.tensors(batch["target"]), batch["next_obs"], next_actions)
+            targets = soft_targets(batch, next_values, next_logprobs, batch["log_alpha"].exp())
+        values = self.critics.forward(layout.tensors(flat), batch["obs"], batch["actions"])
+        loss = critic_loss(values, targets)
+        return loss, (torch.stack([loss.detach(), values.detach().mean()]),)
+
+    def _actor_loss(self, flat: Tensor, batch: Batch, settings: Settings) -> tuple[Tensor, Numbers]:
+        """How far the actor is from the critics' maximum, and its entropy."""
+        del settings
+        actor, critics = self.policy.params.layout.tensors(flat), self.critics.params.layout.tensors(batch["critics"])
+        actions, logprobs = self.policy.sample(actor, batch["obs"], batch["noise"])
+        values = self.critics.forward(critics, batch["obs"], actions)
+        loss = actor_loss(values, logprobs, batch["log_alpha"].exp())
+        return loss, (torch.stack([loss.detach(), -logprobs.detach().mean()]),)
 
     def state_dict(self) -> dict[str, Any]:
         """All networks, the temperature, every optimizer, and the streams."""
@@ -161,8 +163,8 @@ class SACLearner:
             "critics": self.critics.params.state_dict(),
             "target": self._target.cpu().clone(),
             "log_alpha": self._log_alpha.cpu().clone(),
-            "actor_optimizer": self._actor_optimizer.state_dict(),
-            "critic_optimizer": self._critic_optimizer.state_dict(),
+            "actor_optimizer": self._actor_descent.adam.state_dict(),
+            "critic_optimizer": self._critic_descent.adam.state_dict(),
             "alpha_optimizer": self._alpha_optimizer.state_dict(),
             "rewards": self.normalizer.rewards.state_dict(),
             "noise_stream": self._stream.bit_generator.state,
@@ -175,8 +177,8 @@ class SACLearner:
         self.critics.params.load_state_dict(state["critics"])
         self._target.copy_(state["target"])
         self._log_alpha.copy_(state["log_alpha"])
-        self._actor_optimizer.load_state_dict(state["actor_optimizer"])
-        self._critic_optimizer.load_state_dict(state["critic_optimizer"])
+        self._actor_descent.adam.load_state_dict(state["actor_optimizer"])
+        self._critic_descent.adam.load_state_dict(state["critic_optimizer"])
         self._alpha_optimizer.load_state_dict(state["alpha_optimizer"])
         self.normalizer.rewards.load_state_dict(state["rewards"])
         self._stream.bit_generator.state = state["noise_stream"]

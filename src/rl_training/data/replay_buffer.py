@@ -76,15 +76,17 @@ class ReplayBuffer:
         """Store one transition, or one of every env when the arguments have a leading axis [env, ...]."""
         count = np.size(rewards)
         rows = self._places(self.added, self.added + count)
-        given = {"actions": actions, "rewards": rewards, "dones": dones}
-        given["truncated"] = np.broadcast_to(np.asarray(truncated), (count,))
+        given = {"actions": actions, "rewards": rewards, "dones": dones, "truncated": truncated}
         if self._frames:
-            ended = np.reshape(dones, count).astype(np.bool_) | given["truncated"].astype(np.bool_)
+            ended = np.reshape(dones, count).astype(np.bool_) | np.asarray(truncated, dtype=np.bool_)
             self._frames.write(rows, np.asarray(obs), np.asarray(next_obs), ended)
         else:
             given |= {"obs": obs, "next_obs": next_obs}
+        packed = np.empty((count, self._array.shape[1]), np.float32)
         for name, value in given.items():
-            self._array[rows, self._columns[name]] = np.reshape(np.asarray(value), (count, -1))
+            array = np.asarray(value)
+            packed[:, self._columns[name]] = array.reshape(count, -1) if array.size > 1 else array
+        self._array[rows] = packed
         self.sampler.added(rows)
         self.added += count
         self._size = min(self._size + count, self.capacity)
@@ -125,16 +127,22 @@ class ReplayBuffer:
         return batch
 
     def _gather(self, rows: Index) -> dict[str, Tensor]:
-        packed = self._rows[torch.from_numpy(rows)]
-        fields = {name: packed[:, columns] for name, columns in self._columns.items()}
-        batch = {name: fields[name].squeeze(1) for name in ("rewards", "dones", "truncated")}
-        batch["actions"] = fields["actions"].reshape(len(rows), *self.action_shape).to(self.action_dtype)
+        packed = torch.from_numpy(self._array.take(rows, axis=0))  # NumPy gathers small batches faster than torch
+        columns = self._columns
+        batch = {name: packed[:, columns[name].start] for name in ("rewards", "dones", "truncated")}
+        batch["actions"] = self._unpack(packed, columns["actions"], self.action_shape, self.action_dtype)
         if self._frames:
             batch["obs"], batch["next_obs"] = self._frames.read(rows)
             return batch
         for name in ("obs", "next_obs"):
-            batch[name] = fields[name].reshape(len(rows), *self.obs_shape).to(self.obs_dtype)
+            batch[name] = self._unpack(packed, columns[name], self.obs_shape, self.obs_dtype)
         return batch
+
+    def _unpack(self, packed: Tensor, columns: slice, shape: Shape, dtype: torch.dtype) -> Tensor:
+        field = packed[:, columns] if shape else packed[:, columns.start]
+        if len(shape) > 1:
+            field = field.reshape(len(packed), *shape)
+        return field if dtype is torch.float32 else field.to(dtype)
 
     def _look_ahead(self, rows: Index) -> dict[str, Tensor]:
         """Rewards, endings and last observations of the n-step returns that begin at `rows`."""

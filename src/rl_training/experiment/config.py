@@ -80,6 +80,8 @@ class TrainConfig(StrictModel):
     """Seconds without an answer after which a worker process counts as hung; resets get twelve times as long."""
     env_restarts: Annotated[Int, Field(ge=0)] = 3
     """How often in a row a worker process is started again, and its envs brought back, before the run ends."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether updates are compiled; `auto` does it where the planned gradient steps repay the time it takes."""
     num_threads: PositiveInt = 1
     """Threads for matrix products; small networks are fastest on one."""
     eval_episodes: Annotated[Int, Field(ge=0)] = 5

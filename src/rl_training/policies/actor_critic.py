@@ -62,17 +62,16 @@ class ActorCritic:
         outputs = self.actor.forward_array(self.params.arrays, self.encoder.encode_array(obs))
         return self.to_env(self.distribution.mode(outputs))
 
-    def evaluate(self, params: Mapping[str, Tensor], obs: Tensor, actions: Tensor) -> PolicyOutput:
+    def evaluate(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> PolicyOutput:
         """Score stored actions under `params`."""
-        features = self.encoder.encode_tensor(obs)
         outputs = self.actor.forward(params, features)
         logprobs, entropy = self.distribution.score(params, outputs, actions)
         values = self.critic.forward(params, features).squeeze(1)
         return PolicyOutput(actions, logprobs, values, entropy)
 
-    def values(self, params: Mapping[str, Tensor], obs: Tensor) -> Tensor:
+    def values(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """State values [batch] under `params`."""
-        return self.critic.forward(params, self.encoder.encode_tensor(obs)).squeeze(1)
+        return self.critic.forward(params, features).squeeze(1)
 
     def state_dict(self) -> dict[str, Any]:
         """Named parameters, and the stream that draws actions."""

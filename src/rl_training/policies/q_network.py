@@ -50,9 +50,8 @@ class QNetwork:
                 network.initialise_uniform(self.params.layout.tensors(start), generator)
         self.params.set(start)
 
-    def q_values(self, params: Mapping[str, Tensor], obs: Tensor) -> Tensor:
+    def q_values(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Values [batch, action] under `params`."""
-        features = self.encoder.encode_tensor(obs)
         advantages = self.advantage.forward(params, features)
         if self.value is None:
             return advantages

@@ -32,7 +32,8 @@ def build_dqn_learner(
     policy = QNetwork(observation_space, action_space, network, dueling=params.dueling)
     policy.initialise(make_torch_generator(config.seed, "initialisation"))
     stream = make_stream(config.seed, "acting")
-    return DQNLearner(policy, params, total_timesteps=config.total_timesteps, stream=stream)
+    compiled = config.compile == "on"
+    return DQNLearner(policy, params, total_timesteps=config.total_timesteps, stream=stream, compiled=compiled)
 
 
 def build_dqn_sampler(config: TrainConfig, params: DQNParams) -> Sampler:

@@ -37,7 +37,9 @@ def build_ppo_learner(
     policy = ActorCritic(observation_space, action_space, network, make_stream(config.seed, "acting"))
     policy.initialise(make_torch_generator(config.seed, "initialisation"), params.log_std_init)
     stream = make_stream(config.seed, "minibatches")
-    return PPOLearner(policy, params, total_timesteps=config.total_timesteps, stream=stream)
+    return PPOLearner(
+        policy, params, total_timesteps=config.total_timesteps, stream=stream, compiled=config.compile == "on"
+    )
 
 
 def build_rollout(config: TrainConfig, learner: PPOLearner, device: str = "cpu") -> RolloutBuffer:

@@ -35,7 +35,9 @@ def build_sac_learner(
     policy.initialise(generator)
     critics.initialise(generator)
     stream = make_stream(config.seed, "update_noise")
-    return SACLearner(policy, critics, params, total_timesteps=config.total_timesteps, stream=stream)
+    return SACLearner(
+        policy, critics, params, total_timesteps=config.total_timesteps, stream=stream, compiled=config.compile == "on"
+    )
 
 
 def build_sac_sampler(config: TrainConfig) -> UniformSampler:

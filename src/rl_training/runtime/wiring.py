@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rl_training.algorithms.base import LearnerParams
+from rl_training.compiling import compiling_pays
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.checkpointing import CheckpointState
@@ -17,6 +19,16 @@ from rl_training.runtime.lifecycle import RunOptions, run_training
 from rl_training.runtime.run_utils import limited_threads
 from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.trainer import TrainResult
+
+
+def with_resolved_compile(config: TrainConfig, params: StrictModel) -> TrainConfig:
+    """The config with `compile` decided once, so that a resumed run goes on in the mode it had."""
+    if config.compile != "auto":
+        return config
+    steps = 0
+    if isinstance(params, LearnerParams):
+        steps = params.planned_gradient_steps(config.total_timesteps, config.num_envs)
+    return config.model_copy(update={"compile": "on" if compiling_pays(steps) else "off"})
 
 
 class TrainFn(Protocol):
@@ -55,7 +67,8 @@ def build_train_fn(
         callbacks: Iterable[Callback] | None = None,
         run_dir: Path | None = None,
     ) -> TrainResult:
-        config = with_resolved_params(config, resolve_params(config))
+        params = resolve_params(config)
+        config = with_resolved_compile(with_resolved_params(config, params), params)
         check_output_dir(config)
         options = RunOptions(run_suffix, checkpoint_state, CallbackList(callbacks), run_dir)
         # From the first weight on: the number of threads decides the last bits of a matrix product.

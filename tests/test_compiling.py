@@ -1,0 +1,107 @@
+"""Compiled updates: the same maths as eager ones, resumed exactly, used where they pay, and never needed."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import MakeConfig
+from test_exact_resume import SignalAt, outcome, train
+
+from rl_training.compiling import compiling_pays, remember_compiling
+from rl_training.errors import NonFiniteUpdateError
+from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.wiring import with_resolved_compile
+from rl_training.runtime.workflows import replay_failed_step, resume_training
+
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+RUNS = [
+    ("ppo", "CartPole-v1", {"minibatch_size": 24}),  # the last minibatch of 64 is a smaller one
+    ("ppo", "Pendulum-v1", {}),
+    ("dqn", "CartPole-v1", {"double": True, "dueling": True, "prioritized": True}),
+    ("sac", "Pendulum-v1", {"policy_delay": 2}),
+]
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(("algo", "env_id", "params"), RUNS)
+def test_compiled_updates_are_the_eager_ones_and_resume_exactly(
+    make_config: MakeConfig, algo: str, env_id: str, params: dict[str, Any]
+) -> None:
+    config = make_config(algo=algo, env_id=env_id, num_envs=2, compile="on", algo_kwargs=params)
+    straight = train(config)
+    eager = train(config.model_copy(update={"compile": "off"}))
+    weights, expected = (
+        load_checkpoint(find_checkpoint(run_dir)).algorithm_state["policy"]["params"] for run_dir in (straight, eager)
+    )
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-4)
+    run_dir = train(config, SignalAt(70, "collect"))
+    resume_training(run_dir)
+    assert outcome(run_dir) == outcome(straight)
+
+
+@NEEDS_COMPILER
+def test_a_compiled_step_that_is_not_finite_changes_nothing(make_config: MakeConfig) -> None:
+    config = make_config(compile="on", eval_episodes=0, algo_kwargs={"learning_rate": 1e30})
+    with pytest.raises(NonFiniteUpdateError, match="so it is not taken"):
+        train(config)
+    (run_dir,) = config.output_dir.iterdir()
+    refused = load_checkpoint(run_dir / "failure" / "update.pt").algorithm_state
+    assert not any(weight.isnan().any() for weight in refused["policy"]["params"].values())
+    assert replay_failed_step(run_dir).message is not None
+
+
+def test_without_a_compiler_a_run_says_so_and_goes_on(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no compiler found\nand a long story")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with pytest.warns(UserWarning, match=r"compiling failed \(RuntimeError: no compiler found and a long story\): "):
+        compiled = train(make_config(compile="on"))
+    eager = train(make_config(compile="off"))
+    assert outcome(compiled) == outcome(eager)
+
+
+def test_auto_weighs_the_planned_steps_against_the_time_seen_here(tmp_path: Path) -> None:
+    assert not compiling_pays(100_000)  # unknown: taken to cost 40 s, to be got back twice
+    assert compiling_pays(1_000_000)
+    remember_compiling(5.0)
+    assert json.loads((tmp_path / "cache" / "rl_training" / "compiling.json").read_text()) == {"seconds": 5.0}
+    assert compiling_pays(100_000)
+    assert not compiling_pays(10_000)
+    (tmp_path / "cache" / "rl_training" / "compiling.json").write_text("torn")
+    assert not compiling_pays(100_000)
+
+
+def test_what_cannot_be_remembered_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file in the way")
+    remember_compiling(5.0)
+    assert not compiling_pays(100_000)
+
+
+@pytest.mark.parametrize(
+    ("algo", "params", "planned"),
+    [
+        ("ppo", {"num_steps": 128, "minibatch_size": 100, "update_epochs": 4}, 977 * 4 * 11),
+        ("dqn", {"learning_starts": 1_000, "train_frequency": 4, "gradient_steps": 2}, 999_000 // 4 * 2),
+        ("sac", {"learning_starts": 0, "train_frequency": 1}, 1_000_000),
+    ],
+)
+def test_auto_is_decided_once_by_the_planned_gradient_steps(
+    make_config: MakeConfig, algo: str, params: dict[str, Any], planned: int
+) -> None:
+    config = make_config(algo=algo, num_envs=8, total_timesteps=1_000_000, algo_kwargs=params)
+    resolved = get_algorithm_spec(algo).resolve_params_fn(config)
+    assert resolved.planned_gradient_steps(1_000_000, 8) == planned  # type: ignore[attr-defined]  # ours all have it
+    assert with_resolved_compile(config, resolved).compile == ("on" if planned > 200_000 else "off")
+    fixed = config.model_copy(update={"compile": "off"})
+    assert with_resolved_compile(fixed, resolved) is fixed
+
+
+def test_a_short_run_is_not_compiled_and_its_checkpoint_says_so(make_config: MakeConfig) -> None:
+    run_dir = train(make_config())
+    assert load_checkpoint(find_checkpoint(run_dir)).config["compile"] == "off"
