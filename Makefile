@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test check format learning chaos clean
+.PHONY: train test check format learning chaos bench clean
 
 train: $(READY)
 	$(BIN)/rl-training train --config configs/ppo/cartpole.yaml
@@ -31,6 +31,12 @@ learning: $(READY)
 chaos: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[box2d,mujoco]"
 	$(BIN)/python benchmarks/chaos.py --output docs/chaos.md
+
+# Times training beside Stable-Baselines3; takes about an hour on two cores, which must have nothing else to do.
+bench: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench,mujoco,plots]"
+	$(BIN)/python benchmarks/speed.py --growth --output benchmarks/results/speed.json --chart docs/speed.png \
+		--document docs/performance.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

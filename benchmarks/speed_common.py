@@ -1,0 +1,307 @@
+"""What the parts of the speed benchmark share: rows, records and clocks. Imports nothing that takes time."""
+
+import math
+import resource
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Side = Literal["sb3", "eager", "compiled"]
+OURS: tuple[Side, ...] = ("eager", "compiled")
+SIDE_NAMES: dict[Side, str] = {"sb3": "SB3", "eager": "ours, eager", "compiled": "ours, compiled"}
+
+_PPO: dict[str, Any] = {
+    "hidden_sizes": [64, 64],
+    "activation": "tanh",
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "clip_coef": 0.2,
+    "ent_coef": 0.0,
+    "vf_coef": 0.5,
+    "max_grad_norm": 0.5,
+}
+_REPLAY: dict[str, Any] = {
+    "activation": "relu",
+    "gamma": 0.99,
+    "buffer_capacity": 100_000,
+    "learning_starts": 1_000,
+    "train_frequency": 1,
+    "gradient_steps": 1,
+    "learning_rate": 1e-3,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One task with all settings that both sides share; `params` are named as in `algo_kwargs`."""
+
+    name: str
+    algo: str
+    env_id: str
+    num_envs: int
+    steps: int
+    """Budget in env steps at scale 1."""
+    params: dict[str, Any]
+    by: Literal["cpu", "wall"] = "cpu"
+    """Which seconds the ratio counts."""
+    needs: str | None = None
+    """A module that the env imports beyond Gymnasium's own."""
+
+    @property
+    def steps_per_update(self) -> int:
+        """Env steps between two calls of the learner's update."""
+        return self.num_envs * int(self.params.get("num_steps", self.params.get("train_frequency", 1)))
+
+    @property
+    def batch_size(self) -> int:
+        """Transitions in one gradient step."""
+        return int(self.params.get("minibatch_size", self.params.get("batch_size", 0)))
+
+    @property
+    def gradient_steps_per_update(self) -> int:
+        """How many the learner takes per call."""
+        if self.algo == "ppo":
+            minibatches = math.ceil(self.steps_per_update / self.batch_size)
+            return int(self.params["update_epochs"]) * minibatches
+        return int(self.params["gradient_steps"])
+
+    def budget(self, scale: float) -> int:
+        """Whole updates, and enough of them to be timed."""
+        fewest = int(self.params.get("learning_starts", 0)) + max(4 * self.steps_per_update, 200)
+        return math.ceil(max(self.steps * scale, fewest) / self.steps_per_update) * self.steps_per_update
+
+    def title(self) -> str:
+        """In words."""
+        hidden = "x".join(str(size) for size in self.params["hidden_sizes"])
+        task = f"{self.algo.upper()} {self.env_id}"
+        if self.algo == "ppo":
+            envs = f"{self.num_envs} env{'s' if self.num_envs > 1 else ''} x {self.params['num_steps']} steps"
+            return f"{task}, {envs}, minibatch {self.batch_size}, {self.params['update_epochs']} epochs, {hidden}"
+        return f"{task}, {hidden}, batch {self.batch_size}, one update per env step"
+
+
+def _ppo_row(name: str, env_id: str, *, num_envs: int, steps: int, needs: str | None = None, **params: Any) -> Row:
+    return Row(name, "ppo", env_id, num_envs, steps, {**_PPO, **params}, needs=needs)
+
+
+ROWS = (
+    _ppo_row(
+        "A1",
+        "CartPole-v1",
+        num_envs=8,
+        steps=204_800,
+        num_steps=128,
+        minibatch_size=256,
+        update_epochs=4,
+        learning_rate=1e-3,
+    ),
+    _ppo_row(
+        "A2",
+        "CartPole-v1",
+        num_envs=1,
+        steps=61_440,
+        num_steps=2_048,
+        minibatch_size=64,
+        update_epochs=10,
+        learning_rate=3e-4,
+    ),
+    Row(
+        "B",
+        "dqn",
+        "CartPole-v1",
+        num_envs=1,
+        steps=15_000,
+        params={
+            **_REPLAY,
+            "hidden_sizes": [64, 64],
+            "batch_size": 64,
+            "target_update_interval": 250,
+            "tau": 1.0,
+            "epsilon_start": 1.0,
+            "epsilon_end": 0.05,
+            "exploration_fraction": 0.2,
+            "max_grad_norm": 10.0,
+        },
+    ),
+    Row(
+        "C",
+        "sac",
+        "Pendulum-v1",
+        num_envs=1,
+        steps=4_000,
+        params={
+            **_REPLAY,
+            "hidden_sizes": [256, 256],
+            "batch_size": 256,
+            "tau": 0.005,
+            "alpha": "auto",
+            "learning_starts": 500,
+        },
+        by="wall",
+    ),
+    _ppo_row(
+        "D",
+        "HalfCheetah-v5",
+        num_envs=4,
+        steps=61_440,
+        needs="mujoco",
+        num_steps=512,
+        minibatch_size=256,
+        update_epochs=10,
+        learning_rate=3e-4,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement, to be taken in a process of its own."""
+
+    kind: Literal["measure", "split", "replay"]
+    row: Row
+    side: Side
+    steps: int
+    threads: int = 1
+    seed: int = 1
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> "Job":
+        """Out of JSON."""
+        return cls(**{**plain, "row": Row(**plain["row"])})
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One training run; the steady state is from the end of the first update to the end of the last."""
+
+    row: str
+    side: Side
+    round: int
+    threads: int
+    seed: int
+    import_seconds: float
+    warmup_seconds: float
+    """From the end of the imports to the end of the first update."""
+    steady_steps: int
+    steady_wall_seconds: float
+    steady_cpu_seconds: float
+    steps_per_wall_second: float
+    steps_per_cpu_second: float
+    peak_memory_mb: float
+    episode_return: float | None
+    """Mean of the last training episodes, up to 100; none: no episode ended."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where the wall time of our steady state goes, and what no code of ours could go below."""
+
+    row: str
+    side: Side
+    shares: dict[str, float]
+    """Per cent, by part."""
+    microseconds_per_step: float
+    update_milliseconds: float
+    """Per gradient step."""
+    raw_env_microseconds: float
+    """Per env step, with random actions and nothing else."""
+    products_microseconds: float
+    """The update's matrix products alone, per env step."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One point of how a quantity grows."""
+
+    quantity: str
+    size: int
+    side: Side
+    value: float
+    unit: str
+
+
+@dataclass
+class Report:
+    """Everything that was measured, and on what."""
+
+    date: str
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    rounds: int
+    steps_scale: float
+    measurements: list[Measurement] = field(default_factory=list)
+    splits: list[Split] = field(default_factory=list)
+    growth: list[Growth] = field(default_factory=list)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> "Report":
+        """Out of JSON; medians are made anew."""
+        values = {name: value for name, value in plain.items() if name != "medians"}
+        for name, record in (("measurements", Measurement), ("splits", Split), ("growth", Growth)):
+            values[name] = [record(**each) for each in values[name]]
+        return cls(**values)
+
+    def row_names(self) -> list[str]:
+        """The rows that were measured, in their order."""
+        measured = {each.row for each in self.measurements}
+        return [row.name for row in ROWS if row.name in measured]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What the clocks show after `step` env steps."""
+
+    step: int
+    wall: float
+    cpu: float
+
+
+def take_moment(step: int = 0) -> Moment:
+    """Wall seconds, and CPU seconds of this process and of its children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Moment(step, time.perf_counter(), time.process_time() + children.ru_utime + children.ru_stime)
+
+
+class Stretch:
+    """The steady state of a run, from its first mark to its last."""
+
+    def __init__(self) -> None:
+        self.first: Moment | None = None
+        self.last: Moment | None = None
+
+    def mark(self, step: int) -> None:
+        """An update has just ended after `step` env steps."""
+        self.last = take_moment(step)
+        self.first = self.first or self.last
+
+
+def make_measurement(
+    job: Job, import_seconds: float, begun: Moment, stretch: Stretch, episode_return: float | None
+) -> Measurement:
+    """A finished run in numbers."""
+    first, last = stretch.first, stretch.last
+    if first is None or last is None or first.step == last.step:
+        raise RuntimeError(f"{job.steps} env steps have less than two updates: raise --steps-scale")
+    steps, wall, cpu = last.step - first.step, last.wall - first.wall, last.cpu - first.cpu
+    return Measurement(
+        row=job.row.name,
+        side=job.side,
+        round=0,
+        threads=job.threads,
+        seed=job.seed,
+        import_seconds=round(import_seconds, 3),
+        warmup_seconds=round(first.wall - begun.wall, 3),
+        steady_steps=steps,
+        steady_wall_seconds=round(wall, 4),
+        steady_cpu_seconds=round(cpu, 4),
+        steps_per_wall_second=round(steps / wall, 1),
+        steps_per_cpu_second=round(steps / cpu, 1),
+        peak_memory_mb=round(_peak_memory_bytes() / 2**20, 1),
+        episode_return=None if episode_return is None else round(episode_return, 2),
+    )
+
+
+def _peak_memory_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes everywhere but on macOS

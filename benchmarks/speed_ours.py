@@ -1,0 +1,62 @@
+"""Our side of the speed benchmark: a row as a config, and one timed training run."""
+
+import tempfile
+from pathlib import Path
+
+from speed_common import Job, Measurement, Stretch, make_measurement, take_moment
+
+from rl_training.algorithms.base import UpdateResult
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import context_of, read_metrics
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.trainer import TrainerState
+
+
+def can_compile() -> bool:
+    """Whether a config can ask for compiled updates."""
+    return "compile" in TrainConfig.model_fields
+
+
+def make_config(job: Job, output_dir: Path) -> TrainConfig:
+    """No evaluation, one log and one checkpoint at the end, one checkpoint at the beginning."""
+    choice = {"compile": "on" if job.side == "compiled" else "off"} if can_compile() else {}
+    return TrainConfig(
+        algo=job.row.algo,
+        env_id=job.row.env_id,
+        seed=job.seed,
+        total_timesteps=job.steps,
+        output_dir=output_dir,
+        device="cpu",
+        num_envs=job.row.num_envs,
+        num_threads=job.threads,
+        eval_episodes=0,
+        log_interval=job.steps,
+        checkpoint_interval=0,
+        checkpoint_seconds=0.0,
+        algo_kwargs=dict(job.row.params),
+        **choice,
+    )
+
+
+class UpdateClock(Callback):
+    """Marks the end of every update."""
+
+    def __init__(self) -> None:
+        self.stretch = Stretch()
+
+    def on_update_end(self, trainer: TrainerState, result: UpdateResult) -> None:
+        """Look at the clocks."""
+        del result
+        self.stretch.mark(trainer.global_step)
+
+
+def measure(job: Job, import_seconds: float) -> Measurement:
+    """Train once, in a throw-away directory."""
+    begun, clock = take_moment(), UpdateClock()
+    with tempfile.TemporaryDirectory() as directory:
+        config = make_config(job, Path(directory))
+        result = get_algorithm_spec(config.algo).train_fn(config, callbacks=[clock])
+        rows = read_metrics(context_of(result.run_dir))
+    returns = [row["rollout/ep_rew_mean"] for row in rows if "rollout/ep_rew_mean" in row]
+    return make_measurement(job, import_seconds, begun, clock.stretch, returns[-1] if returns else None)

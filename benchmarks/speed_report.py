@@ -1,0 +1,341 @@
+"""What the measurements of the speed benchmark amount to: medians and ratios, tables, bars, a chart and a page."""
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from speed_common import OURS, ROWS, SIDE_NAMES, Measurement, Report, Row, Side
+
+BARS: dict[Side, dict[str, float]] = {
+    "compiled": {"A1": 5.0, "A2": 4.0, "B": 5.0, "C": 2.5, "D": 2.5},
+    "eager": {"A1": 3.0, "A2": 2.0, "B": 2.5, "C": 1.3},
+}
+"""The ratio to Stable-Baselines3 that each row is to reach."""
+TOLERANCE = 0.25
+"""By which share of Stable-Baselines3's absolute return ours may be lower."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Ours over Stable-Baselines3, round by round."""
+
+    median: float
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Medians over the rounds, at the number of threads with which this side is faster."""
+
+    threads: int
+    wall: float
+    """Env steps per second."""
+    cpu: float
+    import_seconds: float
+    warmup_seconds: float
+    longest_warmup_seconds: float
+    peak_memory_mb: float
+    episode_return: float | None
+    """Mean over all seeds, whatever the number of threads."""
+    ratio: Ratio | None
+    counts: bool
+    """Whether it learns as well as Stable-Baselines3, as far as that is judged."""
+
+
+def row_named(name: str) -> Row:
+    """The row of that name."""
+    return next(row for row in ROWS if row.name == name)
+
+
+def summarise(report: Report, name: str) -> dict[Side, Summary]:
+    """Every side of a row."""
+    row = row_named(name)
+    by_side: dict[Side, list[Measurement]] = {}
+    for each in report.measurements:
+        if each.row == name:
+            by_side.setdefault(each.side, []).append(each)
+    baseline = by_side.get("sb3", [])
+    return {
+        side: _summarise_side(row, by_side[side], baseline, judged=report.steps_scale >= 1.0)
+        for side in SIDE_NAMES
+        if side in by_side
+    }
+
+
+def _summarise_side(row: Row, taken: list[Measurement], baseline: list[Measurement], *, judged: bool) -> Summary:
+    best = at_best_threads(row, taken)
+    is_baseline = taken[0].side == "sb3"
+    returns = [each.episode_return for each in taken if each.episode_return is not None]
+    return Summary(
+        threads=best[0].threads,
+        wall=statistics.median(each.steps_per_wall_second for each in best),
+        cpu=statistics.median(each.steps_per_cpu_second for each in best),
+        import_seconds=statistics.median(each.import_seconds for each in best),
+        warmup_seconds=statistics.median(each.warmup_seconds for each in best),
+        longest_warmup_seconds=max(each.warmup_seconds for each in taken),
+        peak_memory_mb=statistics.median(each.peak_memory_mb for each in best),
+        episode_return=statistics.fmean(returns) if returns else None,
+        ratio=None if is_baseline or not baseline else compare(row, best, at_best_threads(row, baseline)),
+        counts=is_baseline or not judged or learns_as_well(taken, baseline),
+    )
+
+
+def _speed(row: Row, each: Measurement) -> float:
+    return each.steps_per_wall_second if row.by == "wall" else each.steps_per_cpu_second
+
+
+def at_best_threads(row: Row, taken: Sequence[Measurement]) -> list[Measurement]:
+    """The rounds of the number of threads with the higher median speed."""
+    by_threads: dict[int, list[Measurement]] = {}
+    for each in taken:
+        by_threads.setdefault(each.threads, []).append(each)
+    return max(by_threads.values(), key=lambda rounds: statistics.median(_speed(row, each) for each in rounds))
+
+
+def compare(row: Row, ours: Sequence[Measurement], theirs: Sequence[Measurement]) -> Ratio | None:
+    """Each round's ratio, and their middle and ends; none when no round has both."""
+    baseline = {each.round: _speed(row, each) for each in theirs}
+    ratios = [_speed(row, each) / baseline[each.round] for each in ours if each.round in baseline]
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios)) if ratios else None
+
+
+def learns_as_well(ours: Sequence[Measurement], theirs: Sequence[Measurement]) -> bool:
+    """Whether our mean return is within the tolerance, or within two standard errors, of theirs, or above it."""
+    samples = [[each.episode_return for each in side if each.episode_return is not None] for side in (ours, theirs)]
+    if not all(samples):
+        return True
+    own_mean, other_mean = (statistics.fmean(sample) for sample in samples)
+    squares = sum(statistics.variance(sample) / len(sample) for sample in samples if len(sample) > 1)
+    return other_mean - own_mean <= max(TOLERANCE * abs(other_mean), 2.0 * math.sqrt(squares))
+
+
+def missed_bars(report: Report) -> list[str]:
+    """What each measured row falls short of, in a line each."""
+    missed: list[str] = []
+    for name in report.row_names():
+        summaries = summarise(report, name)
+        for side in OURS:
+            bar, summary = BARS[side].get(name), summaries.get(side)
+            if bar is None:
+                continue
+            if summary is None or summary.ratio is None:
+                missed.append(f"{name} {side}: not measured, the bar is {bar:g}")
+            elif not summary.counts:
+                missed.append(f"{name} {side}: learns less than SB3, so that its ratio does not count")
+            elif summary.ratio.median < bar:
+                missed.append(f"{name} {side}: {summary.ratio.median:.2f} times SB3, the bar is {bar:g}")
+    return missed
+
+
+def markdown(header: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows)
+
+
+def row_table(report: Report, name: str) -> str:
+    """One row of the benchmark: every side in a line."""
+    by = "wall" if row_named(name).by == "wall" else "CPU"
+    header = ["side", "threads", "steps/s wall", "steps/s CPU", f"ratio ({by})", "lowest to highest"]
+    header += ["import s", "warm-up s (longest)", "memory MB", "return", "counts"]
+    lines = []
+    for side, each in summarise(report, name).items():
+        ratio = each.ratio
+        lines.append(
+            [
+                SIDE_NAMES[side],
+                each.threads,
+                f"{each.wall:,.0f}",
+                f"{each.cpu:,.0f}",
+                f"{ratio.median:.2f}" if ratio else "-",
+                f"{ratio.lowest:.2f} to {ratio.highest:.2f}" if ratio else "-",
+                f"{each.import_seconds:.1f}",
+                f"{each.warmup_seconds:.1f} ({each.longest_warmup_seconds:.1f})",
+                f"{each.peak_memory_mb:,.0f}",
+                "-" if each.episode_return is None else f"{each.episode_return:,.1f}",
+                "-" if side == "sb3" else _verdict(report, each),
+            ]
+        )
+    return f"{name}: {row_named(name).title()}\n\n{markdown(header, lines)}"
+
+
+def _verdict(report: Report, summary: Summary) -> str:
+    if report.steps_scale < 1.0:
+        return "not judged"
+    return "yes" if summary.counts else "NO"
+
+
+def split_table(report: Report) -> str:
+    """Where our time goes, beside the limits."""
+    header = ["row", "side", "env %", "act %", "store %", "update %", "rest %", "us per step", "raw env us"]
+    header.append("matrix products us")
+    parts = ("env", "act", "store", "update", "rest")
+    return markdown(
+        header,
+        (
+            [
+                each.row,
+                SIDE_NAMES[each.side],
+                *(f"{each.shares[part]:.0f}" for part in parts),
+                f"{each.microseconds_per_step:,.1f}",
+                f"{each.raw_env_microseconds:,.1f}",
+                f"{each.products_microseconds:,.1f}",
+            ]
+            for each in report.splits
+        ),
+    )
+
+
+def growth_table(report: Report) -> str:
+    """One line per quantity, size and side."""
+    return markdown(
+        ["what grows", "size", "side", "value", "unit"],
+        (
+            [each.quantity, f"{each.size:,}", SIDE_NAMES[each.side], _readable(each.value), each.unit]
+            for each in report.growth
+        ),
+    )
+
+
+def _readable(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
+
+
+def save_report(path: Path, report: Report) -> None:
+    """JSON: every measurement, and the medians of every row."""
+    medians = {
+        name: {side: asdict(summary) for side, summary in summarise(report, name).items()}
+        for name in report.row_names()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**asdict(report), "medians": medians}, indent=1) + "\n")
+
+
+def load_report(path: Path) -> Report:
+    """What `save_report` wrote."""
+    plain: dict[str, Any] = json.loads(path.read_text())
+    return Report.from_plain(plain)
+
+
+def draw_chart(path: Path, report: Report) -> None:
+    """A bar per row and side of ours: its ratio to Stable-Baselines3, with the lowest and the highest round."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.0), layout="constrained")
+    axes = figure.subplots()
+    names = report.row_names()
+    sides = [side for side in OURS if any(each.side == side for each in report.measurements)]
+    width = 0.8 / max(len(sides), 1)
+    for place, side in enumerate(sides):
+        offset = width * (place - (len(sides) - 1) / 2)
+        summaries = [summarise(report, name).get(side) for name in names]
+        found = [(index + offset, each.ratio) for index, each in enumerate(summaries) if each and each.ratio]
+        medians = [ratio.median for _, ratio in found]
+        below = [ratio.median - ratio.lowest for _, ratio in found]
+        above = [ratio.highest - ratio.median for _, ratio in found]
+        positions = [position for position, _ in found]
+        bars = axes.bar(positions, medians, 0.95 * width, yerr=[below, above], capsize=3, label=SIDE_NAMES[side])
+        axes.bar_label(bars, fmt="%.1f", padding=2)
+    axes.margins(y=0.15)  # room for the labels
+    axes.axhline(1.0, color="black", linewidth=1.0, label="SB3")
+    axes.set_xticks(range(len(names)), [f"{name}\n{_short_title(name)}" for name in names])
+    axes.set(ylabel="steps per second, SB3 = 1", title="Training speed beside Stable-Baselines3")
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def _short_title(name: str) -> str:
+    row = row_named(name)
+    return f"{row.algo.upper()} {row.env_id.partition('-')[0]}"
+
+
+_METHOD = """\
+Each measurement is one training run in a fresh process. Both sides have the same env, number of envs, steps per update,
+batch, gradient steps, network, and parameters of the algorithm, all of which are in `benchmarks/speed_common.py`; what
+is not set there is left at the defaults. Stable-Baselines3 runs as its users get it: `make_vec_env` with its monitor
+and `DummyVecEnv`, no log output, no evaluation. Ours steps its envs in the training process, without evaluation, with a
+checkpoint at the beginning and at the end and one log at the end. What a run does after its last update (that log, that
+checkpoint) is in the memory, but not in the speed; logs and checkpoints on the way, which ours writes by default, are
+not measured.
+
+- **import**: seconds until the library and what it needs are imported.
+- **warm-up**: from there to the end of the first update: envs, networks, the first experience, and compiling. Compiled
+  code is kept on disk from round to round; the longest warm-up of any run is in brackets.
+- **steps/s**: env steps per second from the end of the first update to the end of the last one, by wall time and by the
+  CPU time of the process and its children.
+- **threads**: each side is measured with these numbers of torch threads ({threads}), and counts with the better one.
+- **ratio**: ours over SB3 within one round, by CPU time, or by wall time where the table says so; median over the
+  rounds, with the lowest and the highest. The sides alternate within a round, and change order from round to round.
+- **memory**: the highest resident size of the process.
+- **return**: mean over the last training episodes of a run (up to 100), then over all runs of a side, each of which has
+  a seed of its own. A ratio does not count when our return is lower than SB3's by more than {tolerance:.0%} of its
+  absolute value and by more than two standard errors of the difference. This is judged at the full budget only.
+"""
+
+
+def write_document(path: Path, report: Report, chart: Path | None) -> None:
+    """The page: what was measured, on what, and how."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(document(report, os.path.relpath(chart, path.parent) if chart else None))
+
+
+def document(report: Report, chart_link: str | None) -> str:
+    """The page as Markdown; says nothing that the measurements do not."""
+    threads = sorted({each.threads for each in report.measurements})
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    machine = ", ".join(f"{name}: {value}" for name, value in report.machine.items())
+    sections = [
+        "# Speed beside Stable-Baselines3",
+        "Made by `benchmarks/speed.py`; `make bench` repeats all of it and keeps every measurement in "
+        "`benchmarks/results/speed.json`. Ours is this package, SB3 is Stable-Baselines3.",
+        f"{report.date}. {machine}. {versions}. Rounds: {report.rounds}; "
+        f"budgets: {report.steps_scale:g} times the full ones.",
+        *([f"![Ratios of all rows]({chart_link})"] if chart_link else []),
+        "## Ratios",
+        *(f"### {row_table(report, name)}" for name in report.row_names()),
+        _bars_in_words(report),
+        "## How it is measured",
+        _METHOD.format(threads=", ".join(str(number) for number in threads), tolerance=TOLERANCE).strip(),
+    ]
+    return "\n\n".join([*sections, *_split_section(report), *_growth_section(report)]) + "\n"
+
+
+def _bars_in_words(report: Report) -> str:
+    missed = missed_bars(report)
+    if not missed:
+        return "Every bar of the rows measured (`BARS` in `benchmarks/speed_report.py`) is reached."
+    return "Bars (`BARS` in `benchmarks/speed_report.py`) that are missed:\n\n" + "\n".join(
+        f"- {line}" for line in missed
+    )
+
+
+def _split_section(report: Report) -> list[str]:
+    if not report.splits:
+        return []
+    return [
+        "## Where our time goes",
+        "From a separate, shorter run with timers around the vector env's `step` and `reset`, the choice of actions, "
+        "the storing of transitions and the update (PPO: advantages too); `rest` is what remains of the wall time. "
+        "Two limits, measured in the same process: one step of the bare env with random actions, and the matrix "
+        "products of the update alone, forward and backward, per env step. Times are microseconds per env step, on "
+        "one thread.",
+        split_table(report),
+    ]
+
+
+def _growth_section(report: Report) -> list[str]:
+    if not report.growth:
+        return []
+    return [
+        "## How it grows",
+        "PPO on CartPole-v1 with more envs (256 steps each, minibatch 256, 4 epochs); the time of one gradient step "
+        "with wider networks (two hidden layers, batch 256); the time to draw a batch of 64 from a full replay buffer.",
+        growth_table(report),
+    ]

@@ -1,0 +1,271 @@
+"""The speed benchmark gives both sides the same work, and its report says what the measurements say."""
+
+import inspect
+import math
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import speed
+from speed_common import ROWS, Growth, Job, Measurement, Report, Row, Side, Split
+from speed_ours import make_config
+from speed_parts import PARTS, gradient_passes, split
+from speed_report import (
+    compare,
+    document,
+    draw_chart,
+    learns_as_well,
+    load_report,
+    missed_bars,
+    row_named,
+    row_table,
+    save_report,
+    summarise,
+)
+
+from rl_training.experiment.registry import get_algorithm_spec
+
+
+def measured(row: str, side: Side, speeds: tuple[float, ...], *, threads: int = 1, **changes: Any) -> list[Measurement]:
+    """One measurement per round; by wall time twice as slow as by CPU time."""
+    base = Measurement(
+        row=row,
+        side=side,
+        round=0,
+        threads=threads,
+        seed=1,
+        import_seconds=1.0,
+        warmup_seconds=2.0,
+        steady_steps=1_000,
+        steady_wall_seconds=1.0,
+        steady_cpu_seconds=1.0,
+        steps_per_wall_second=1.0,
+        steps_per_cpu_second=1.0,
+        peak_memory_mb=300.0,
+        episode_return=100.0,
+    )
+    return [
+        replace(base, round=number, steps_per_cpu_second=speed, steps_per_wall_second=speed / 2, **changes)
+        for number, speed in enumerate(speeds)
+    ]
+
+
+def report_of(*groups: list[Measurement], **changes: Any) -> Report:
+    values: dict[str, Any] = {
+        "date": "2026-01-01",
+        "versions": {"torch": "2"},
+        "machine": {"CPU": "model", "cores": 2},
+        "rounds": 3,
+        "steps_scale": 1.0,
+        "measurements": [each for group in groups for each in group],
+        **changes,
+    }
+    return Report(**values)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_row_is_a_valid_config_of_ours(row: Row, tmp_path: Path) -> None:
+    config = make_config(Job("measure", row, "eager", row.budget(1.0)), tmp_path)
+    params = get_algorithm_spec(row.algo).resolve_params_fn(config).model_dump()
+    assert set(row.params) <= set(params)
+    assert (config.eval_episodes, config.checkpoint_interval, config.checkpoint_seconds) == (0, 0, 0.0)
+    assert row.budget(1.0) == row.steps  # whole updates already
+    assert row.budget(1e-9) % row.steps_per_update == 0
+
+
+def test_the_rows_do_the_work_that_they_are_named_for() -> None:
+    work = {
+        row.name: (row.steps_per_update, row.batch_size, row.gradient_steps_per_update, row.params["hidden_sizes"])
+        for row in ROWS
+    }
+    assert work == {
+        "A1": (1_024, 256, 16, [64, 64]),
+        "A2": (2_048, 64, 320, [64, 64]),
+        "B": (1, 64, 1, [64, 64]),
+        "C": (1, 256, 1, [256, 256]),
+        "D": (2_048, 256, 80, [64, 64]),
+    }
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_the_other_side_gets_every_parameter_of_ours(row: Row) -> None:
+    stable_baselines3 = pytest.importorskip("stable_baselines3")
+    from speed_sb3 import make_arguments
+
+    given = make_arguments(row)
+    accepted = inspect.signature(getattr(stable_baselines3, row.algo.upper())).parameters
+    assert set(given) <= set(accepted)
+    assert len(given) == len(row.params) - 1  # hidden sizes and activation make one argument
+    assert given["batch_size"] == row.batch_size
+    assert given["policy_kwargs"]["net_arch"] == row.params["hidden_sizes"]
+    if row.algo == "ppo":
+        assert (given["n_steps"] * row.num_envs, given["n_epochs"]) == (
+            row.steps_per_update,
+            row.params["update_epochs"],
+        )
+    else:
+        assert (given["train_freq"], given["gradient_steps"]) == (1, 1)
+
+
+def test_the_other_side_is_measured_like_ours() -> None:
+    pytest.importorskip("stable_baselines3")
+    taken = Measurement(**speed.take(Job("measure", row_named("A1"), "sb3", 3_072)))
+    assert taken.steady_steps == 2_048
+    assert taken.steps_per_wall_second > 0.0
+
+
+def test_a_measurement_in_a_fresh_process_has_every_number() -> None:
+    taken = Measurement(**speed.take(Job("measure", row_named("A1"), "eager", 3_072, seed=5)))
+    assert (taken.row, taken.side, taken.threads, taken.seed) == ("A1", "eager", 1, 5)
+    assert taken.steady_steps == 2_048  # without the first of three updates
+    for name in ("import_seconds", "warmup_seconds", "steps_per_wall_second", "steps_per_cpu_second", "peak_memory_mb"):
+        assert getattr(taken, name) > 0.0
+    assert taken.episode_return is not None
+    assert taken.episode_return > 1.0
+
+
+@pytest.mark.parametrize("name", ["A1", "B", "C"])
+def test_the_parts_of_our_time_make_a_whole(name: str) -> None:
+    row = row_named(name)
+    small = {"num_steps": 32} if row.algo == "ppo" else {"learning_starts": 64, "batch_size": 16}
+    row = replace(row, params={**row.params, **small, "hidden_sizes": [16, 16]})
+    parts = split(Job("split", row, "eager", row.budget(1e-9)))
+    assert set(parts.shares) == set(PARTS)
+    assert math.isclose(sum(parts.shares.values()), 100.0, abs_tol=0.5)
+    assert all(share > 0.0 for share in parts.shares.values())
+    assert min(parts.microseconds_per_step, parts.raw_env_microseconds, parts.products_microseconds) > 0.0
+
+
+def test_matrix_products_of_a_gradient_step_by_hand() -> None:
+    def shapes(algo: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        passes = gradient_passes(algo, (8,), 4, 2)
+        return [
+            (tuple(left.shape), tuple(right.shape)) for each in passes for left, right in each.products(batch_size=32)
+        ]
+
+    forward = [((32, 4), (4, 8)), ((32, 8), (8, 2))]
+    backward = [((4, 32), (32, 8)), ((8, 32), (32, 2)), ((32, 2), (2, 8))]
+    assert sorted(shapes("dqn")) == sorted([*forward, *forward, *backward])
+    assert len(shapes("ppo")) == 10  # two networks of two layers: 2 forward, 2 to weights, 1 to the hidden layer each
+    assert len(shapes("sac")) == 2 + 2 * 2 + 2 * 5 + 5 + 2 * 4
+
+
+def test_the_ratio_is_the_median_of_the_rounds_at_the_better_number_of_threads() -> None:
+    report = report_of(
+        measured("A1", "sb3", (100.0, 200.0, 100.0)),
+        measured("A1", "sb3", (50.0, 50.0, 50.0), threads=2),
+        measured("A1", "eager", (10.0, 10.0, 10.0)),
+        measured("A1", "eager", (300.0, 400.0, 500.0), threads=2),
+    )
+    summaries = summarise(report, "A1")
+    assert (summaries["sb3"].threads, summaries["sb3"].cpu, summaries["sb3"].ratio) == (1, 100.0, None)
+    eager = summaries["eager"]
+    assert (eager.threads, eager.cpu, eager.wall) == (2, 400.0, 200.0)
+    assert eager.ratio is not None
+    assert asdict(eager.ratio) == {"median": 3.0, "lowest": 2.0, "highest": 5.0}
+
+
+def test_row_c_is_compared_by_wall_time() -> None:
+    ours = measured("C", "eager", (100.0,))
+    theirs = [replace(each, steps_per_cpu_second=1.0) for each in measured("C", "sb3", (50.0,))]
+    ratio = compare(row_named("C"), ours, theirs)
+    assert ratio is not None
+    assert ratio.median == 2.0
+
+
+def test_a_row_that_learns_less_does_not_count() -> None:
+    theirs = measured("A1", "sb3", (1.0, 1.0))
+    assert learns_as_well(measured("A1", "eager", (1.0, 1.0), episode_return=76.0), theirs)
+    assert not learns_as_well(measured("A1", "eager", (1.0, 1.0), episode_return=74.0), theirs)
+    negative = measured("C", "sb3", (1.0, 1.0), episode_return=-400.0)
+    assert learns_as_well(measured("C", "eager", (1.0, 1.0), episode_return=-490.0), negative)
+    assert not learns_as_well(measured("C", "eager", (1.0, 1.0), episode_return=-510.0), negative)
+    noisy = [*measured("D", "sb3", (1.0,), episode_return=-50.0), *measured("D", "sb3", (1.0,), episode_return=70.0)]
+    assert learns_as_well(measured("D", "eager", (1.0, 1.0), episode_return=-20.0), noisy)
+
+    lower = measured("A1", "eager", (900.0,), episode_return=10.0)
+    marked = report_of(measured("A1", "sb3", (100.0,)), lower)
+    assert row_table(marked, "A1").endswith("| 10.0 | NO |")
+    assert missed_bars(marked)[0] == "A1 eager: learns less than SB3, so that its ratio does not count"
+    short = report_of(measured("A1", "sb3", (100.0,)), lower, steps_scale=0.1)
+    assert row_table(short, "A1").endswith("| 10.0 | not judged |")
+
+
+def test_the_gate_names_what_is_missed() -> None:
+    report = report_of(
+        measured("A1", "sb3", (100.0,)),
+        measured("A1", "eager", (300.0,)),
+        measured("A1", "compiled", (499.0,)),
+        measured("D", "sb3", (100.0,)),
+        measured("D", "eager", (101.0,)),
+    )
+    assert missed_bars(report) == [
+        "A1 compiled: 4.99 times SB3, the bar is 5",
+        "D compiled: not measured, the bar is 2.5",
+    ]
+
+
+def test_the_gate_reads_a_file_and_answers_by_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for speed_of_ours, code in ((1_000.0, 0), (200.0, 1)):
+        path = tmp_path / f"{code}.json"
+        sides: tuple[Side, ...] = ("eager", "compiled")
+        groups = [measured("A1", side, (speed_of_ours,)) for side in sides]
+        save_report(path, report_of(measured("A1", "sb3", (100.0,)), *groups))
+        page = tmp_path / f"{code}.md"
+        monkeypatch.setattr(sys, "argv", ["speed.py", "--gate", str(path), "--document", str(page)])
+        assert speed.main() == code
+        assert ("every bar is reached" in capsys.readouterr().out) == (code == 0)
+        assert ("that are missed" in page.read_text()) == (code == 1)
+
+
+def test_a_saved_report_is_read_back_and_holds_its_medians(tmp_path: Path) -> None:
+    shares = dict.fromkeys(PARTS, 20.0)
+    report = report_of(
+        measured("A1", "sb3", (100.0, 100.0, 100.0)),
+        measured("A1", "eager", (310.0, 320.0, 330.0)),
+        splits=[Split("A1", "eager", shares, 30.0, 0.4, 5.0, 3.0)],
+        growth=[Growth("PPO envs", 256, "eager", 54_321.0, "env steps per second")],
+    )
+    path = tmp_path / "results" / "speed.json"
+    save_report(path, report)
+    assert load_report(path) == report
+    assert '"median": 3.2' in path.read_text()
+
+
+def test_the_page_has_every_number_and_no_empty_section() -> None:
+    bare = report_of(measured("A1", "sb3", (100.0,)), measured("A1", "eager", (320.0,)))
+    page = document(bare, None)
+    assert "| ours, eager | 1 | 160 | 320 | 3.20 | 3.20 to 3.20 | 1.0 | 2.0 (2.0) | 300 | 100.0 | yes |" in page
+    assert "- A1 compiled: not measured, the bar is 5" in page
+    assert "torch 2" in page
+    assert not any(word in page for word in ("Where our time goes", "How it grows", "![", "{"))
+    full = replace(
+        bare,
+        splits=[Split("A1", "eager", dict.fromkeys(PARTS, 20.0), 30.0, 0.4, 5.0, 3.0)],
+        growth=[Growth("PPO envs", 256, "eager", 54_321.0, "env steps per second")],
+    )
+    page = document(full, "speed.png")
+    assert "(speed.png)" in page
+    assert "| A1 | ours, eager | 20 | 20 | 20 | 20 | 20 | 30.0 | 5.0 | 3.0 |" in page
+    assert "| PPO envs | 256 | ours, eager | 54,321 | env steps per second |" in page
+
+
+def test_the_chart_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = report_of(measured("A1", "sb3", (100.0,)), measured("A1", "eager", (320.0,)))
+    draw_chart(tmp_path / "docs" / "speed.png", report)
+    assert (tmp_path / "docs" / "speed.png").stat().st_size > 1_000
+
+
+def test_unknown_rows_and_files_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, told in ((["E"], "unknown rows E"), (["--gate", "A1"], "name rows before --gate")):
+        monkeypatch.setattr(sys, "argv", ["speed.py", *arguments])
+        with pytest.raises(SystemExit, match="2"):
+            speed.main()
+        assert told in capsys.readouterr().err
