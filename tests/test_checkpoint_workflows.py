@@ -90,11 +90,11 @@ def test_resuming_takes_over_optimizer_and_streams(make_config: MakeConfig) -> N
     result = train_ppo(make_config())
     saved = load_checkpoint(result.checkpoint_path)
     step_64 = load_checkpoint(result.checkpoint_path.parent / "step_64.pt")
-    assert saved.algorithm_state["optimizer"]["state"][0]["step"].item() == result.metrics["num_updates"]
+    assert saved.algorithm_state["optimizer"]["steps"].item() == result.metrics["num_updates"]
     for stream in ("minibatch_stream",):
         assert saved.algorithm_state[stream] != step_64.algorithm_state[stream]
     fork = load_checkpoint(resume_training(result.checkpoint_path, total_timesteps=192).checkpoint_path)
-    assert fork.algorithm_state["optimizer"]["state"][0]["step"].item() == 12
+    assert fork.algorithm_state["optimizer"]["steps"].item() == 12
 
 
 def test_resuming_in_place_forgets_what_lies_beyond_the_checkpoint(make_config: MakeConfig) -> None:

@@ -27,6 +27,7 @@ from rl_training.runtime.run_utils import (
     resolve_device,
     save_training_checkpoint,
     serialize_train_config,
+    tuned_for_training,
 )
 from rl_training.runtime.saved import ResumeNote
 
@@ -232,3 +233,27 @@ def test_a_training_checkpoint_may_have_another_name(make_config: MakeConfig) ->
     path = save(make_config, name="best.pt")
     assert path.name == "best.pt"
     assert load_checkpoint(path).trainer_state == {"global_step": 42}
+
+
+def test_precision_and_threads_hold_for_the_run_only(make_config: MakeConfig) -> None:
+    before = (torch.get_float32_matmul_precision(), torch.get_num_threads())
+    with tuned_for_training(make_config(matmul_precision="medium", num_threads=2)):
+        assert (torch.get_float32_matmul_precision(), torch.get_num_threads()) == ("medium", 2)
+    assert (torch.get_float32_matmul_precision(), torch.get_num_threads()) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the C library of Linux")
+def test_freed_memory_is_kept_for_the_next_step() -> None:
+    """A block of one megabyte that is freed and asked for again is not mapped anew, page by page."""
+    code = (
+        "import resource, torch\n"
+        "from rl_training.memory import keep_freed_memory\n"
+        "def faults():\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    for _ in range(50): torch.empty(2**18).fill_(1.0)\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
+        "first = faults(); keep_freed_memory(); faults(); print(first, faults())"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    first, later = map(int, answer.split())
+    assert later < 50 < first

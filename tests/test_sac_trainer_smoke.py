@@ -41,7 +41,7 @@ def test_temperature_counters_and_replay_go_on_where_they_were(make_config: Make
     resumed = resume_training(straight.checkpoint_path.parent / "step_128.pt")
     end = load_checkpoint(resumed.checkpoint_path)
     assert end.algorithm_state["num_updates"] == straight.metrics["num_updates"] == 56
-    assert end.algorithm_state["alpha_optimizer"]["state"][0]["step"].item() == 56
+    assert end.algorithm_state["alpha_optimizer"]["steps"].item() == 56
     assert middle.algorithm_state["log_alpha"].item() != end.algorithm_state["log_alpha"].item()
     assert (middle.buffer_state["added"], end.buffer_state["added"], end.buffer_state["size"]) == (128, 256, 200)
     assert stored_rows(end)[: 124 - 56].equal(stored_rows(middle)[56:124])

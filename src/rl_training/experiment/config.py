@@ -84,6 +84,8 @@ class TrainConfig(StrictModel):
     """Whether updates are compiled; `auto` does it where the planned gradient steps repay the time it takes."""
     num_threads: PositiveInt = 1
     """Threads for matrix products; small networks are fastest on one."""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """Of float32 matrix products; `medium` may use bfloat16, which is faster where the CPU has units for it."""
     eval_episodes: Annotated[Int, Field(ge=0)] = 5
     """Episodes per evaluation; 0 switches evaluation off."""
     eval_interval: Annotated[Int, Field(ge=0)] = 10_000

@@ -34,6 +34,7 @@ from rl_training.experiment.runs import (
     write_config,
 )
 from rl_training.experiment.segments import SegmentStore
+from rl_training.memory import keep_freed_memory
 from rl_training.runtime.saved import ResumeNote
 from rl_training.runtime.types import MetricDict
 
@@ -80,6 +81,19 @@ def limited_threads(num_threads: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def tuned_for_training(config: TrainConfig) -> Iterator[None]:
+    """The threads and the precision of matrix products that the config says; freed memory is kept for the next step."""
+    keep_freed_memory()
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    try:
+        with limited_threads(config.num_threads):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def serialize_train_config(config: TrainConfig) -> dict[str, Any]:

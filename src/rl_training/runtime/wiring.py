@@ -16,7 +16,7 @@ from rl_training.experiment.runs import check_output_dir
 from rl_training.experiment.validation import StrictModel
 from rl_training.runtime.callbacks import Callback, CallbackList
 from rl_training.runtime.lifecycle import RunOptions, run_training
-from rl_training.runtime.run_utils import limited_threads
+from rl_training.runtime.run_utils import tuned_for_training
 from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.trainer import TrainResult
 
@@ -72,7 +72,7 @@ def build_train_fn(
         check_output_dir(config)
         options = RunOptions(run_suffix, checkpoint_state, CallbackList(callbacks), run_dir)
         # From the first weight on: the number of threads decides the last bits of a matrix product.
-        with limited_threads(config.num_threads), closing(make_vector_env(config)) as envs:
+        with tuned_for_training(config), closing(make_vector_env(config)) as envs:
             wiring = wire(config, envs)
             return run_training(config, wiring.parts, wiring.loop, options)
 
