@@ -201,6 +201,7 @@ def try_scenario(scenario: Scenario, kills: int, moments: random.Random, directo
         suffix = f"killed-{attempt}"
         run_dir = run_dir_of(config, suffix)
         process = start(config, suffix)
+        halves: set[Path] = set()
         while killed < kills:
             if moments.random() < _SHARE_OF_LATE_KILLS:
                 wait_until_it_trains(process, run_dir)
@@ -210,7 +211,8 @@ def try_scenario(scenario: Scenario, kills: int, moments: random.Random, directo
             process.kill()
             process.join()
             killed += 1
-            in_saves += bool(list(run_dir.rglob("*.tmp")))
+            left, halves = halves, set(run_dir.rglob("*.tmp"))
+            in_saves += bool(halves - left)
             process = start(config, suffix)
         process.join()
         try:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -24,6 +25,17 @@ class UpdateResult:
 
     metrics: dict[str, int | float]
     num_gradient_steps: int
+
+
+@dataclass(frozen=True)
+class LearnerSetup:
+    """What a learner gets from its run."""
+
+    total_timesteps: int
+    """The budget that schedules refer to."""
+    stream: np.random.Generator
+    """Draws whatever the learner's updates or its exploration draw."""
+    compiled: bool = False
 
 
 Batch = dict[str, Tensor]

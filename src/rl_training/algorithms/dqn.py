@@ -2,12 +2,18 @@
 
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Batch, ExperienceNormalizer, GradientStep, OffPolicyParams, UpdateResult
+from rl_training.algorithms.base import (
+    Batch,
+    ExperienceNormalizer,
+    GradientStep,
+    LearnerSetup,
+    OffPolicyParams,
+    UpdateResult,
+)
 from rl_training.algorithms.optim import Descent, Numbers, Settings
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sampling import PrioritizedSampler
@@ -65,21 +71,13 @@ def huber_loss(errors: Tensor, weights: Tensor) -> Tensor:
 class DQNLearner:
     """Explores by epsilon, learns from replayed transitions towards a target network."""
 
-    def __init__(
-        self,
-        policy: QNetwork,
-        params: DQNParams,
-        *,
-        total_timesteps: int,
-        stream: np.random.Generator,
-        compiled: bool = False,
-    ) -> None:
+    def __init__(self, policy: QNetwork, params: DQNParams, setup: LearnerSetup) -> None:
         self.policy = policy
         self.params = params
-        self.total_timesteps = total_timesteps
-        self._stream = stream  # explores
+        self.total_timesteps = setup.total_timesteps
+        self._stream = setup.stream  # explores
         self._target = policy.params.flat.clone()
-        self._descent = Descent(policy.params.flat, self._loss, max_norm=params.max_grad_norm, compiled=compiled)
+        self._descent = Descent(policy.params.flat, self._loss, max_norm=params.max_grad_norm, compiled=setup.compiled)
         self.normalizer = ExperienceNormalizer(policy.encoder, params)
         self._updated_at = 0  # env step of the newest update
 

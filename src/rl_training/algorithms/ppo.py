@@ -4,12 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Batch, GradientStep, LearnerParams, UpdateResult
+from rl_training.algorithms.base import Batch, GradientStep, LearnerParams, LearnerSetup, UpdateResult
 from rl_training.algorithms.optim import Descent, Numbers, Settings
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Problem
@@ -134,21 +133,13 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 class PPOLearner:
     """Acts, then learns from the rollout: advantages first, then epochs of minibatches."""
 
-    def __init__(
-        self,
-        policy: ActorCritic,
-        params: PPOParams,
-        *,
-        total_timesteps: int,
-        stream: np.random.Generator,
-        compiled: bool = False,
-    ) -> None:
+    def __init__(self, policy: ActorCritic, params: PPOParams, setup: LearnerSetup) -> None:
         self.policy = policy
         self.params = params
-        self.total_timesteps = total_timesteps
-        self._stream = stream  # orders the minibatches
+        self.total_timesteps = setup.total_timesteps
+        self._stream = setup.stream  # orders the minibatches
         self._descent = Descent(
-            policy.params.flat, self._loss, eps=params.adam_eps, max_norm=params.max_grad_norm, compiled=compiled
+            policy.params.flat, self._loss, eps=params.adam_eps, max_norm=params.max_grad_norm, compiled=setup.compiled
         )
         self._rewards = RewardNormalizer(params.gamma, enabled=params.normalize_rewards)
 

@@ -7,7 +7,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Batch, ExperienceNormalizer, GradientStep, OffPolicyParams, UpdateResult
+from rl_training.algorithms.base import (
+    Batch,
+    ExperienceNormalizer,
+    GradientStep,
+    LearnerSetup,
+    OffPolicyParams,
+    UpdateResult,
+)
 from rl_training.algorithms.optim import Descent, FlatAdam, Numbers, Settings
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
@@ -54,27 +61,18 @@ def actor_loss(values: Tensor, logprobs: Tensor, alpha: Tensor) -> Tensor:
 class SACLearner:
     """Draws its actions, learns critics, actor and temperature from replayed transitions."""
 
-    def __init__(
-        self,
-        policy: SquashedActor,
-        critics: TwinCritics,
-        params: SACParams,
-        *,
-        total_timesteps: int,
-        stream: np.random.Generator,
-        compiled: bool = False,
-    ) -> None:
+    def __init__(self, policy: SquashedActor, critics: TwinCritics, params: SACParams, setup: LearnerSetup) -> None:
         self.policy = policy
         self.critics = critics
         self.params = params
-        self.total_timesteps = total_timesteps
+        self.total_timesteps = setup.total_timesteps
         self.target_entropy = params.target_entropy if params.target_entropy is not None else -policy.actions.size
-        self._stream = stream  # noise of the actions that the update imagines
+        self._stream = setup.stream  # noise of the actions that the update imagines
         self._target = critics.params.flat.clone()
         start = 1.0 if params.alpha == "auto" else params.alpha
         self._log_alpha = torch.tensor([start], device=self._target.device).log()
-        self._actor_descent = Descent(policy.params.flat, self._actor_loss, compiled=compiled)
-        self._critic_descent = Descent(critics.params.flat, self._critic_loss, compiled=compiled)
+        self._actor_descent = Descent(policy.params.flat, self._actor_loss, compiled=setup.compiled)
+        self._critic_descent = Descent(critics.params.flat, self._critic_loss, compiled=setup.compiled)
         self._alpha_optimizer = FlatAdam(self._log_alpha)
         self.normalizer = ExperienceNormalizer(policy.encoder, params)
         self._num_updates = 0

@@ -230,7 +230,8 @@ def _open(target: Path, load: Callable[[Path], CheckpointState], *, best: bool) 
             for reason in refused:
                 warnings.warn(f"{reason}; using {candidate.name} instead", stacklevel=3)
             return opened
-    raise CheckpointError(f"no intact checkpoint in {directory}" + "".join(f"; {reason}" for reason in refused))
+    hint = "" if refused else ": a run that had not begun is started again by `rl-training train --config`"
+    raise CheckpointError(f"no intact checkpoint in {directory}{hint}" + "".join(f"; {reason}" for reason in refused))
 
 
 def prune_checkpoints(directory: Path, keep: int) -> None:

@@ -12,7 +12,7 @@ from rl_training.policies.q_network import QNetwork
 from rl_training.runtime.off_policy import plan_off_policy, wire_off_policy
 from rl_training.runtime.plan import TrainingPlan
 from rl_training.runtime.run_utils import resolve_device
-from rl_training.runtime.wiring import Wiring, build_train_fn
+from rl_training.runtime.wiring import Wiring, build_train_fn, learner_setup
 from rl_training.streams import make_stream, make_torch_generator
 
 
@@ -32,8 +32,7 @@ def build_dqn_learner(
     policy = QNetwork(observation_space, action_space, network, dueling=params.dueling)
     policy.initialise(make_torch_generator(config.seed, "initialisation"))
     stream = make_stream(config.seed, "acting")
-    compiled = config.compile == "on"
-    return DQNLearner(policy, params, total_timesteps=config.total_timesteps, stream=stream, compiled=compiled)
+    return DQNLearner(policy, params, learner_setup(config, stream))
 
 
 def build_dqn_sampler(config: TrainConfig, params: DQNParams) -> Sampler:

@@ -17,7 +17,7 @@ from rl_training.runtime.on_policy import run_on_policy
 from rl_training.runtime.plan import TrainingPlan, count_regular_events
 from rl_training.runtime.run_utils import resolve_device
 from rl_training.runtime.session import TrainingParts
-from rl_training.runtime.wiring import Wiring, build_train_fn
+from rl_training.runtime.wiring import Wiring, build_train_fn, learner_setup
 from rl_training.streams import make_stream, make_torch_generator
 
 
@@ -37,9 +37,7 @@ def build_ppo_learner(
     policy = ActorCritic(observation_space, action_space, network, make_stream(config.seed, "acting"))
     policy.initialise(make_torch_generator(config.seed, "initialisation"), params.log_std_init)
     stream = make_stream(config.seed, "minibatches")
-    return PPOLearner(
-        policy, params, total_timesteps=config.total_timesteps, stream=stream, compiled=config.compile == "on"
-    )
+    return PPOLearner(policy, params, learner_setup(config, stream))
 
 
 def build_rollout(config: TrainConfig, learner: PPOLearner, device: str = "cpu") -> RolloutBuffer:

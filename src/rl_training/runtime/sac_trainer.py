@@ -12,7 +12,7 @@ from rl_training.policies.soft_actor_critic import SquashedActor, TwinCritics
 from rl_training.runtime.off_policy import plan_off_policy, wire_off_policy
 from rl_training.runtime.plan import TrainingPlan
 from rl_training.runtime.run_utils import resolve_device
-from rl_training.runtime.wiring import Wiring, build_train_fn
+from rl_training.runtime.wiring import Wiring, build_train_fn, learner_setup
 from rl_training.streams import make_stream, make_torch_generator
 
 
@@ -35,9 +35,7 @@ def build_sac_learner(
     policy.initialise(generator)
     critics.initialise(generator)
     stream = make_stream(config.seed, "update_noise")
-    return SACLearner(
-        policy, critics, params, total_timesteps=config.total_timesteps, stream=stream, compiled=config.compile == "on"
-    )
+    return SACLearner(policy, critics, params, learner_setup(config, stream))
 
 
 def build_sac_sampler(config: TrainConfig) -> UniformSampler:

@@ -13,7 +13,13 @@ from typing import Any, Protocol
 from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.errors import NonFiniteUpdateError
-from rl_training.experiment.checkpointing import BEST_NAME, CheckpointState, prune_checkpoints, save_checkpoint
+from rl_training.experiment.checkpointing import (
+    BEST_NAME,
+    CheckpointState,
+    prune_checkpoints,
+    save_checkpoint,
+    step_checkpoints,
+)
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.digests import digest
 from rl_training.experiment.runs import read_metadata, update_metadata
@@ -103,7 +109,7 @@ class TrainingSession:
 
     def begin(self) -> None:
         """Save a new run, so that it can be resumed from its first moment on; do what a resumed one was due to do."""
-        if self.state.resumed is None:
+        if not step_checkpoints(self._run.run_context.checkpoints_dir):
             self.save()
         self.settle()
 

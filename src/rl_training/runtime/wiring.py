@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rl_training.algorithms.base import LearnerParams
+import numpy as np
+
+from rl_training.algorithms.base import LearnerParams, LearnerSetup
 from rl_training.compiling import compiling_pays
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.vector import EpisodeVectorEnv
@@ -29,6 +31,11 @@ def with_resolved_compile(config: TrainConfig, params: StrictModel) -> TrainConf
     if isinstance(params, LearnerParams):
         steps = params.planned_gradient_steps(config.total_timesteps, config.num_envs)
     return config.model_copy(update={"compile": "on" if compiling_pays(steps) else "off"})
+
+
+def learner_setup(config: TrainConfig, stream: np.random.Generator) -> LearnerSetup:
+    """What a learner gets from a run with this config."""
+    return LearnerSetup(config.total_timesteps, stream, compiled=config.compile == "on")
 
 
 class TrainFn(Protocol):
