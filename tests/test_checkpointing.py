@@ -446,7 +446,9 @@ def test_a_run_without_an_intact_checkpoint_is_refused_with_every_reason(run_dir
 
 
 def test_an_empty_directory_holds_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=f"^no intact checkpoint in {re.escape(str(tmp_path))}$"):
+    with pytest.raises(
+        CheckpointError, match=f"^no intact checkpoint in {re.escape(str(tmp_path))}: a run that had not begun"
+    ):
         find_checkpoint(tmp_path)
 
 
