@@ -1,13 +1,17 @@
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import MakeConfig
 from rich.console import Console
 
 from rl_training.console import show_result, show_runs
+from rl_training.experiment.config import plain_config
 from rl_training.experiment.curves import plot_learning_curve
-from rl_training.experiment.runs import context_of
+from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.progress import ProgressDisplay
 
@@ -80,3 +84,15 @@ def test_a_run_without_metrics_still_gets_a_picture(tmp_path: Path) -> None:
     path = plot_learning_curve(context_of(tmp_path), "nothing yet")
     assert path is not None
     assert path.read_bytes().startswith(PNG_MAGIC)
+
+
+def test_a_run_goes_on_when_nobody_reads_its_progress(make_config: MakeConfig, tmp_path: Path) -> None:
+    config_path = tmp_path / "config.yaml"
+    config_path.write_text(yaml.safe_dump(plain_config(make_config())))
+    command = [sys.executable, "-m", "rl_training", "train", "--config", str(config_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        assert process.stderr is not None
+        process.stderr.close()
+    assert process.returncode == 0
+    (run_dir,) = make_config().output_dir.iterdir()
+    assert read_metadata(context_of(run_dir))["status"] == "completed"

@@ -23,11 +23,19 @@ _SHOWN = (
 )
 
 
+class _PatientConsole(Console):
+    """Falls silent when nobody reads it any more; rich's own would end the program, and with it the run."""
+
+    def on_broken_pipe(self) -> None:
+        """Write nothing from now on."""
+        self.quiet = True
+
+
 class ProgressDisplay(Callback):
     """Steps, steps per second, time left, return and losses."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console or _PatientConsole(stderr=True)
         self._clock = clock
         self._bar: Progress | None = None
         self._task = TaskID(0)
