@@ -1,5 +1,7 @@
+import itertools
 import json
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -421,6 +423,19 @@ def test_all_progress_survives_a_round_trip(make_config: MakeConfig) -> None:
     for name in ("episodes", "iterated_at", "evaluated_at", "evaluation", "num_episodes"):
         assert again[name] == saved[name]
     assert saved["envs"]["episode_numbers"] == again["envs"]["episode_numbers"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -100.0], ids=["stands still", "jumps back"])
+def test_a_clock_that_does_not_go_on_gives_finite_rates_in_the_order_of_steps(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    looks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: seconds * next(looks), time=lambda: seconds * next(looks))
+    monkeypatch.setattr("rl_training.runtime.session.time", clock)
+    monkeypatch.setattr("rl_training.experiment.logging.time", clock)
+    rows = metrics_rows(train_ppo(make_config(total_timesteps=256)))
+    assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
+    assert all(0 <= row["time/fps"] < float("inf") for row in rows if "time/fps" in row)
 
 
 def test_frames_per_second_are_measured(make_config: MakeConfig) -> None:
