@@ -182,7 +182,7 @@ def test_an_update_that_takes_too_long_is_given_up_and_can_be_repeated(
         def on_collect_end(self, trainer: Any, result: Any) -> None:
             os.kill(os.getpid(), number)
 
-    config = make_config(algo_kwargs={"update_epochs": 1_000_000})
+    config = make_config(compile="off", algo_kwargs={"update_epochs": 1_000_000})
     with pytest.raises(TrainingInterrupted, match="could not be waited for") as caught:
         train_ppo(config, callbacks=[BeforeUpdate()])
     assert caught.value.signal_number == number

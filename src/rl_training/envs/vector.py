@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
@@ -66,12 +67,15 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
 
     def _batch(self, observations: Sequence[Any], locate: Callable[[int], str]) -> Any:
         """The observations in fresh memory: what a caller keeps is never written again, neither by us nor by an env."""
-        fresh: Any = create_empty_array(self.single_observation_space, self.num_envs, fn=np.empty)
+        space = self.single_observation_space
         try:
-            return concatenate(self.single_observation_space, observations, fresh)
+            if isinstance(space, Box):  # what Gymnasium's functions do for it, without the search for them
+                return np.stack(observations, out=np.empty((self.num_envs, *space.shape), space.dtype))
+            fresh: Any = create_empty_array(space, self.num_envs, fn=np.empty)
+            return concatenate(space, observations, fresh)
         except (TypeError, ValueError):
             for index, obs in enumerate(observations):
-                problem = misfit(self.single_observation_space, obs)
+                problem = misfit(space, obs)
                 if problem:
                     raise EnvironmentStepError(f"{locate(index)}: {problem}") from None
             raise

@@ -67,7 +67,7 @@ class Categorical:
 
     def to_env(self, actions: Array) -> Array:
         """Count from the space's own start."""
-        return actions + self._start
+        return actions + self._start if self._start else actions
 
     def score(self, params: Mapping[str, Tensor], outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies, both [batch]."""

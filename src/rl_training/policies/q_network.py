@@ -65,7 +65,7 @@ class QNetwork:
 
     def to_env(self, actions: Array) -> Array:
         """Count from the space's own start."""
-        return actions + self._start
+        return actions + self._start if self._start else actions
 
     def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
         """Greedy env actions; exploring is the learner's business, so both modes are the same."""

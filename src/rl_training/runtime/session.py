@@ -121,8 +121,9 @@ class TrainingSession:
             yield collection
         finally:
             self.obs, self._actions = collection.obs, collection.actions
-            self._count(collection.result())
-        self.callbacks.on_collect_end(self.state, collection.result())
+            result = collection.result()
+            self._count(result)
+        self.callbacks.on_collect_end(self.state, result)
 
     def _count(self, result: CollectResult) -> None:
         self.state.global_step += result.num_env_steps
