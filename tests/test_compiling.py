@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from chaos import result_of as outcome
 from conftest import MakeConfig
-from test_exact_resume import SignalAt, outcome, train
+from test_exact_resume import SignalAt, train
 
 from rl_training.compiling import compiling_pays, remember_compiling
 from rl_training.errors import NonFiniteUpdateError

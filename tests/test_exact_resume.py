@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sample_envs
+from chaos import result_of as outcome
 from conftest import MakeConfig
 
 from rl_training.envs.episodes import RunningEpisode
@@ -17,9 +18,9 @@ from rl_training.envs.restore import restore_env
 from rl_training.errors import EnvironmentStepError, TrainingInterrupted
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.digests import digest, state_digests
+from rl_training.experiment.digests import digest
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import context_of, read_digests, read_metadata, read_metrics
+from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import resume_training
@@ -40,15 +41,6 @@ def train(config: TrainConfig, *callbacks: Any) -> Path:
         return get_algorithm_spec(config.algo).train_fn(config, callbacks=callbacks).run_dir
     except TrainingInterrupted:
         return max(config.output_dir.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-
-
-def outcome(run_dir: Path) -> tuple[dict[str, str], list[dict[str, Any]], dict[int, str]]:
-    """The final state, the metrics without what clocks measured, and the digests on the way."""
-    rows = [
-        {name: value for name, value in row.items() if not name.startswith("time")}
-        for row in read_metrics(context_of(run_dir))
-    ]
-    return state_digests(load_checkpoint(find_checkpoint(run_dir))), rows, read_digests(context_of(run_dir))
 
 
 class SignalAt(Callback):
