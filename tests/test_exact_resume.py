@@ -186,7 +186,7 @@ def test_an_env_that_cannot_be_brought_back_begins_anew_and_the_run_says_so(make
 
 def test_a_replay_that_earns_another_return_is_not_taken_for_the_same_episode() -> None:
     env = sample_envs.StepEnv()
-    taken = RunningEpisode(number=0, seed=1, length=2, episode_return=2.0, actions=np.zeros(2, np.int64))
+    taken = RunningEpisode(seed=1, length=2, episode_return=2.0, actions=np.zeros(2, np.int64))
     shown = np.array([2.0], np.float32)
     assert restore_env(env, taken, shown).failure is None
     assert restore_env(env, replace(taken, episode_return=2.5), shown).failure == (

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rl_training.algorithms.base import GradientStep
+from rl_training.algorithms.base import Batch, GradientStep
 from rl_training.algorithms.sac import SACLearner, actor_loss, critic_loss, soft_targets
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sampling import UniformSampler
@@ -38,6 +38,10 @@ def make_replay(count: int = 50) -> ReplayBuffer:
             dones=rng.random() < 0.2,
         )
     return replay
+
+
+def sampled(learner: SACLearner) -> Batch:
+    return learner.normalizer.prepare(make_replay().sample(16), torch.device("cpu"))
 
 
 def test_the_squashed_log_prob_equals_torchs_own() -> None:
@@ -83,7 +87,7 @@ def test_critic_and_actor_losses_by_hand() -> None:
 
 def test_the_critic_step_leaves_the_actor_alone_and_the_reverse() -> None:
     learner = make_learner()
-    batch = learner._to_device(make_replay().sample(16))
+    batch = sampled(learner)
     actor, critics = learner.policy.params.flat.clone(), learner.critics.params.flat.clone()
     learner._draw_and_take("critic step", batch, 1e-3)
     assert torch.equal(learner.policy.params.flat, actor)
@@ -97,7 +101,7 @@ def test_the_critic_step_leaves_the_actor_alone_and_the_reverse() -> None:
 def test_the_target_comes_from_target_critics_at_a_current_action() -> None:
     """With constant target critics the loss is known whatever the online critics and the stored action say."""
     learner = make_learner(alpha=0.5)
-    batch = learner._to_device(make_replay().sample(16))
+    batch = sampled(learner)
     constant = learner.critics.params.layout.tensors(learner._target.zero_())
     constant["critics.2.bias"][0], constant["critics.2.bias"][1] = 7.0, 3.0
     twin = make_learner(alpha=0.5)
@@ -114,7 +118,7 @@ def test_the_target_comes_from_target_critics_at_a_current_action() -> None:
 def test_targets_follow_the_critics_by_tau() -> None:
     learner = make_learner(tau=0.25)
     before = learner._target.clone()
-    learner._draw_and_take("critic step", learner._to_device(make_replay().sample(16)), 1e-3)
+    learner._draw_and_take("critic step", sampled(learner), 1e-3)
     torch.testing.assert_close(learner._target, 0.75 * before + 0.25 * learner.critics.params.flat)
 
 
@@ -142,7 +146,7 @@ def test_the_target_entropy_is_minus_the_action_dimensions_unless_given() -> Non
 def test_the_temperature_rises_while_entropy_is_below_its_target(target: float, rises: bool) -> None:
     learner = make_learner(target_entropy=target)
     before = learner._log_alpha.item()
-    learner._draw_and_take("actor step", learner._to_device(make_replay().sample(16)), 1e-2)
+    learner._draw_and_take("actor step", sampled(learner), 1e-2)
     assert (learner._log_alpha.item() > before) == rises
 
 
@@ -206,7 +210,7 @@ def test_a_learner_goes_on_from_its_state_bit_for_bit() -> None:
 @pytest.mark.parametrize(("name", "field"), [("critic step", "rewards"), ("actor step", "obs")])
 def test_a_step_that_is_not_finite_changes_nothing(name: str, field: str) -> None:
     learner = make_learner()
-    batch = learner._to_device(make_replay().sample(16))
+    batch = sampled(learner)
     batch[field][5] = torch.inf
     batch |= {"noise": torch.zeros_like(batch["actions"]), "log_alpha": learner._log_alpha, "target": learner._target}
     batch |= {"policy": learner.policy.params.flat, "critics": learner.critics.params.flat}

@@ -184,7 +184,7 @@ def resume(
 ) -> int:
     """Continue a run directory in place, or fork a checkpoint file into a new run."""
     from rl_training.experiment.default_manager import DefaultExperimentManager
-    from rl_training.experiment.sources import Layer, read_assignments
+    from rl_training.experiment.sources import read_assignments
     from rl_training.runtime.progress import ProgressDisplay
 
     source = run or checkpoint
@@ -192,10 +192,10 @@ def resume(
         raise ConfigError("give either RUN_DIR or --checkpoint")
     if verify:
         return _verify(source)
-    budget = {} if total_timesteps is None else {"total_timesteps": total_timesteps}
-    changes = Layer("flag", {**read_assignments(assignments or []).values, **budget})
+    changes = read_assignments(assignments or [])
     callbacks = [ProgressDisplay(), *_stop_callbacks(stop_at_return, stop_after, patience)]
-    return _run(DefaultExperimentManager().resume(source, callbacks=callbacks, changes=changes, force=force))
+    manager = DefaultExperimentManager()
+    return _run(manager.resume(source, total_timesteps, callbacks, changes=changes, force=force))
 
 
 def _verify(run_dir: Path) -> int:

@@ -60,3 +60,8 @@ class TrainingInterrupted(KeyboardInterrupt):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.signal_number = signal_number
+
+
+def told(error: BaseException) -> str:
+    """An error in one line, for messages."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -158,6 +158,14 @@ class ExperienceNormalizer:
         self._encoder.observe(obs)
         self.rewards.update(rewards[None], ended[None])
 
+    def prepare(self, batch: Batch, device: torch.device) -> Batch:
+        """A replayed batch on the learner's device, with features in place of observations and normalised rewards."""
+        batch = {name: field.to(device) for name, field in batch.items()}
+        for name in ("obs", "next_obs"):
+            batch[name] = self._encoder.encode_tensor(batch[name])
+        batch["rewards"] = self.rewards.apply(batch["rewards"])
+        return batch
+
 
 class OffPolicyLearner(Learner, Protocol):
     """A learner that acts step by step and learns from replayed transitions."""

@@ -112,12 +112,8 @@ class DQNLearner:
         return watched
 
     def _prepare(self, batch: Batch) -> Batch:
-        """The batch on the learner's device, with features, normalised rewards, and the target network beside it."""
-        batch = {name: field.to(self._target.device) for name, field in batch.items()}
-        for name in ("obs", "next_obs"):
-            batch[name] = self.policy.encoder.encode_tensor(batch[name])
-        batch["rewards"] = self.normalizer.rewards.apply(batch["rewards"])
-        return {**batch, "target": self._target}
+        """All that a step depends on: the batch, and the target network beside it."""
+        return {**self.normalizer.prepare(batch, self._target.device), "target": self._target}
 
     def _loss(self, flat: Tensor, batch: Batch, settings: Settings) -> tuple[Tensor, Numbers]:
         del settings

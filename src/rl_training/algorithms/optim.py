@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import Batch, GradientStep
 from rl_training.compiling import remember_compiling
-from rl_training.errors import NonFiniteUpdateError
+from rl_training.errors import NonFiniteUpdateError, told
 
 Settings = Mapping[str, float | Tensor]
 Numbers = tuple[Tensor, ...]
@@ -46,10 +46,6 @@ def _suspect(step: GradientStep) -> str:
 def _shrinking(norm: Tensor, max_norm: float) -> Tensor:
     """The factor that brings a gradient of this norm down to at most `max_norm`."""
     return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-
-
-def _in_short(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def _without_guards(guards: Any) -> list[bool]:
@@ -132,10 +128,9 @@ class Descent:
 
     def take(self, step: GradientStep) -> tuple[Numbers, Tensor]:
         """Take one step; what its loss gives to watch, and the norm of the gradient before it was clipped."""
-        _, numbers, norm = self._move_compiled(step) if self._compiles else self._move(step)
-        return numbers, norm
+        return self._move_compiled(step) if self._compiles else self._move(step)
 
-    def _move(self, step: GradientStep) -> tuple[Tensor, Numbers, Tensor]:
+    def _move(self, step: GradientStep) -> tuple[Numbers, Tensor]:
         flat = self._flat.detach().requires_grad_()
         loss, numbers = self._loss(flat, step.batch, step.settings)
         (gradient,) = torch.autograd.grad(loss, flat)
@@ -144,9 +139,9 @@ class Descent:
         if self._max_norm is not None:
             gradient.mul_(_shrinking(norm, self._max_norm))
         self.adam.step(gradient, step.settings["learning_rate"])
-        return loss.detach(), numbers, norm
+        return numbers, norm
 
-    def _move_compiled(self, step: GradientStep) -> tuple[Tensor, Numbers, Tensor]:
+    def _move_compiled(self, step: GradientStep) -> tuple[Numbers, Tensor]:
         settings = {name: torch.tensor(value) for name, value in step.settings.items()}
         size = len(step.batch["actions"])
         if size in self._compiled:
@@ -155,11 +150,11 @@ class Descent:
             try:
                 loss, numbers, norm = self._compile(step.batch, settings)
             except Exception as error:
-                warnings.warn(f"compiling failed ({_in_short(error)}): updates run eagerly", stacklevel=2)
+                warnings.warn(f"compiling failed ({told(error)[:200]}): updates run eagerly", stacklevel=2)
                 self._compiles = False
                 return self._move(step)
         check_finite(loss, norm, step)
-        return loss, numbers, norm
+        return numbers, norm
 
     def _compile(self, batch: Batch, settings: dict[str, Tensor]) -> tuple[Tensor, Numbers, Tensor]:
         """Take the first compiled step, which compiles it."""

@@ -89,7 +89,7 @@ class SACLearner:
         critic_numbers: list[Tensor] = []
         actor_numbers: list[Tensor] = []
         for _ in range(num_gradient_steps):
-            batch = self._to_device(replay.sample(self.params.batch_size))
+            batch = self.normalizer.prepare(replay.sample(self.params.batch_size), self._target.device)
             critic_numbers.append(self._draw_and_take(CRITIC_STEP, batch, learning_rate))
             self._num_updates += 1
             if self._num_updates % self.params.policy_delay == 0:
@@ -102,14 +102,6 @@ class SACLearner:
             means = torch.stack(actor_numbers).mean(dim=0).tolist()
             metrics |= dict(zip(("actor_loss", "entropy"), means, strict=True))
         return UpdateResult(metrics, num_gradient_steps)
-
-    def _to_device(self, batch: Batch) -> Batch:
-        """The batch on the learner's device, with features in place of observations and normalised rewards."""
-        batch = {name: field.to(self._target.device) for name, field in batch.items()}
-        for name in ("obs", "next_obs"):
-            batch[name] = self.policy.encoder.encode_tensor(batch[name])
-        batch["rewards"] = self.normalizer.rewards.apply(batch["rewards"])
-        return batch
 
     def _draw_and_take(self, name: str, batch: Batch, learning_rate: float) -> Tensor:
         noise = self._stream.standard_normal(batch["actions"].shape, dtype=np.float32)

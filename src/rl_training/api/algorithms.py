@@ -79,7 +79,7 @@ class Algorithm:
         listeners = [*(callbacks or ()), _HearResult(heard)]
         try:
             if self._state is not None:
-                self.config = continued_config(self._state, budget_layer(total_timesteps))
+                self.config = continued_config(self._state, [budget_layer(total_timesteps)])
                 self._state = with_experience(self._state, self._loaded_from)
                 return Continuation(self.config, self._state, run_dir=None).train(callbacks=listeners)
             if total_timesteps is not None:

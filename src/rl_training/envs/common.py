@@ -41,11 +41,6 @@ def finish_restore(
     return Restoration(obs, failures)
 
 
-def told(error: Exception) -> str:
-    """An exception in one line, for messages."""
-    return f"{type(error).__name__}: {error}"
-
-
 def misfit(space: Space[Any], obs: Any) -> str | None:
     """How an observation misses its space's shape or type, if it does."""
     given = np.asarray(obs)

@@ -26,7 +26,6 @@ MAX_REPLAYED_STEPS = 100_000  # actions kept of a running episode: some megabyte
 class RunningEpisode:
     """What brings an env back to where it is: its seed and its actions so far, or a state that it gave itself."""
 
-    number: int
     seed: int | None
     length: int
     episode_return: float
@@ -120,17 +119,20 @@ class EpisodeTracker:
 
     def running(self, index: int, state: Any = None) -> RunningEpisode:
         """The running episode of one env."""
-        length = int(self.lengths[index])
-        kept = length <= self.max_replayed_steps
-        recent = self._history[len(self._history) - length :] if length else []
         return RunningEpisode(
-            number=int(self.episode_numbers[index]),
             seed=self.seeds[index],
-            length=length,
+            length=int(self.lengths[index]),
             episode_return=float(self.returns[index]),
-            actions=np.array([actions[index] for actions in recent]) if kept else None,
+            actions=self._recent_actions(index, np.array(self._history)),
             state=state,
         )
+
+    def _recent_actions(self, index: int, history: Array) -> Array | None:
+        """The actions of one env's running episode, out of those of all envs; none when they are too many."""
+        length = int(self.lengths[index])
+        if length > self.max_replayed_steps:
+            return None
+        return history[len(history) - length :, index].copy() if length else history[:0]
 
     def locate(self, index: int, action: Any = None) -> str:
         """Which step an env is taking, for messages."""
@@ -155,22 +157,16 @@ class EpisodeTracker:
         """What the running episodes and the next episodes' seeds depend on; `states` are the envs' own."""
         num_envs = len(self.lengths)
         history = np.array(self._history)
+        recent = [self._recent_actions(index, history) for index in range(num_envs)]
         return {
             "episode_numbers": self.episode_numbers.tolist(),
             "seeds": list(self.seeds),
             "lengths": self.lengths.tolist(),
             "returns": self.returns.tolist(),
             "ended": self.ended.tolist(),
-            "actions": [self._recent_actions(index, history) for index in range(num_envs)],
+            "actions": [None if actions is None else torch.from_numpy(actions) for actions in recent],
             "states": [None] * num_envs if states is None else states,
         }
-
-    def _recent_actions(self, index: int, history: Array) -> torch.Tensor | None:
-        length = int(self.lengths[index])
-        if length > self.max_replayed_steps:
-            return None
-        taken = history[len(history) - length :, index] if length else history[:0]
-        return torch.from_numpy(taken.copy())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting where `state` stopped; the envs themselves are brought back elsewhere."""

@@ -14,7 +14,7 @@ from gymnasium import Env
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from rl_training.envs.episodes import RunningEpisode
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, told
 
 AnyEnv = Env[Any, Any]
 
@@ -34,7 +34,7 @@ def restore_env(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Rest
     try:
         return bring_back(env, episode, expected_obs)
     except Exception as error:  # an env that fails only now is no function of its seed and actions
-        return Restored(None, f"replaying its actions raised {type(error).__name__}: {error}")
+        return Restored(None, f"replaying its actions raised {told(error)}")
 
 
 def bring_back(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:

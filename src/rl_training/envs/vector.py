@@ -12,11 +12,11 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from rl_training.envs.common import EnvFactory, Restoration, StepResult, finish_restore, finish_step, misfit, told
+from rl_training.envs.common import EnvFactory, Restoration, StepResult, finish_restore, finish_step, misfit
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds
 from rl_training.envs.restore import AnyEnv, capture_state, restore_env
 from rl_training.envs.workers import AsyncEpisodeVectorEnv
-from rl_training.errors import EnvironmentStepError
+from rl_training.errors import EnvironmentStepError, told
 
 __all__ = ["AnyEnv", "EpisodeVectorEnv", "Restoration", "SyncEpisodeVectorEnv"]
 

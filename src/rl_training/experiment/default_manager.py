@@ -52,6 +52,7 @@ class DefaultExperimentManager:
 
         `changes` to what decides the run's course are refused, unless they are forced.
         """
-        continuation = prepare_resume(checkpoint, changes or budget_layer(total_timesteps), force=force)
+        layers = [*([changes] if changes else []), budget_layer(total_timesteps)]
+        continuation = prepare_resume(checkpoint, layers, force=force)
         listeners = CallbackList(callbacks).callbacks
         return PreparedTrainer(lambda: continuation.train(callbacks=listeners))

@@ -71,7 +71,7 @@ def plan_ppo(config: TrainConfig) -> TrainingPlan:
     early_stop: dict[str, int | str] = {} if params.target_kl is None else {"gradient steps are": "at most (target_kl)"}
     return TrainingPlan(
         env_steps=rollouts * rollout_size,
-        gradient_steps=rollouts * params.update_epochs * minibatches,
+        gradient_steps=params.planned_gradient_steps(config.total_timesteps, config.num_envs),
         evaluations=count_regular_events(config.eval_interval, rollout_size, rollouts) if config.eval_episodes else 0,
         checkpoints=1 + count_regular_events(config.checkpoint_interval, rollout_size, rollouts),
         memory_bytes=rollout_bytes(config, learner) + state,

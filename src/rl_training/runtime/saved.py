@@ -34,11 +34,6 @@ class SavedProgress:
     """Drawn for `obs` and not taken, when an env failed with them; else none."""
     callbacks: list[dict[str, Any]]
 
-    @property
-    def between_iterations(self) -> bool:
-        """Whether nothing was half done."""
-        return self.iterated_at == self.global_step and not self.due
-
     def state_dict(self) -> dict[str, Any]:
         """As tensors and plain values."""
         state = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.envs.vector import EpisodeVectorEnv
-from rl_training.errors import NonFiniteUpdateError
+from rl_training.errors import NonFiniteUpdateError, told
 from rl_training.experiment.checkpointing import (
     BEST_NAME,
     CheckpointState,
@@ -299,7 +299,7 @@ class TrainingSession:
 
     def fail(self, error: BaseException) -> None:
         """An exception ended the loop: save what can be saved, and tell everybody; the caller raises the error."""
-        note = f"{type(error).__name__}: {error}"
+        note = told(error)
         if isinstance(error, NonFiniteUpdateError):
             self._attempt(partial(self._keep_failed_step, error))
         if isinstance(error, Exception):  # a second Ctrl-C wants out at once, without saving

@@ -2,7 +2,7 @@
 
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,12 +68,12 @@ def evaluate_checkpoint(path: Path | str, num_episodes: int = 10, *, best: bool 
     return get_algorithm_spec(agent.config.algo).evaluate_fn(agent, num_episodes)
 
 
-def continued_config(state: CheckpointState, changes: Layer, *, force: bool = False) -> TrainConfig:
-    """The checkpoint's config with `changes`, whose budget must lie beyond what is done.
+def continued_config(state: CheckpointState, changes: Sequence[Layer], *, force: bool = False) -> TrainConfig:
+    """The checkpoint's config with `changes`, later ones over earlier ones; the budget must lie beyond what is done.
 
     What would make it another run is refused, unless it is forced.
     """
-    config = resolve_config([Layer("checkpoint", state.config), changes]).config
+    config = resolve_config([Layer("checkpoint", state.config), *changes]).config
     get_algorithm_spec(config.algo).resolve_params_fn(config)
     binding = binding_changes(plain_config(checkpoint_config(state)), plain_config(config))
     if binding and not force:
@@ -94,7 +94,7 @@ def budget_layer(total_timesteps: int | None) -> Layer:
     return Layer("budget", {} if total_timesteps is None else {"total_timesteps": total_timesteps})
 
 
-def prepare_resume(path: Path | str, changes: Layer, *, force: bool = False) -> Continuation:
+def prepare_resume(path: Path | str, changes: Sequence[Layer], *, force: bool = False) -> Continuation:
     """A run directory continues in place, a checkpoint file forks into a new directory."""
     given = Path(path)
     state = open_checkpoint(given).state
@@ -128,7 +128,7 @@ def resume_training(
     callbacks: Iterable[Callback] | None = None,
 ) -> TrainResult:
     """Go on from a checkpoint, to the old budget or a larger one."""
-    return prepare_resume(path, budget_layer(total_timesteps)).train(run_suffix, callbacks)
+    return prepare_resume(path, [budget_layer(total_timesteps)]).train(run_suffix, callbacks)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def verify_resume(run_dir: Path) -> Verification:
         raise CheckpointError(f"{run_dir} has no checkpoint with stored digests after it: there is nothing to verify")
     with tempfile.TemporaryDirectory() as directory:
         quiet = {"output_dir": directory, "eval_episodes": 0, "checkpoint_interval": 0, "checkpoint_seconds": 0.0}
-        result = prepare_resume(path, Layer("verify", quiet)).train(callbacks=[_StopAtStep(following[-1])])
+        result = prepare_resume(path, [Layer("verify", quiet)]).train(callbacks=[_StopAtStep(following[-1])])
         computed = read_digests(context_of(result.run_dir))
     equal = tuple(step for step in following if computed.get(step) == stored[step])
     return Verification(step_of(path), equal, tuple(step for step in following if step not in equal))

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.envs.checks.findings import Finding, Subject, random_actions, told
+from rl_training.envs.checks.findings import Finding, Subject, random_actions
 from rl_training.envs.checks.recording import obs_fault, reward_fault
 from rl_training.envs.vector import AnyEnv
+from rl_training.errors import told
 
 _MOST_ACTIONS = 200  # of a Discrete space, and twice the dimensions of a Box
 _HELD = 5  # steps that an action is kept for

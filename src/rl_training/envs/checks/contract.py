@@ -11,9 +11,10 @@ from gymnasium import Wrapper, spaces
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from rl_training.envs.checks.findings import Finding, Subject, random_actions, told
+from rl_training.envs.checks.findings import Finding, Subject, random_actions
 from rl_training.envs.checks.recording import obs_fault
 from rl_training.envs.vector import AnyEnv
+from rl_training.errors import told
 
 # Advice that does not apply here: actions are scaled to their bounds, and those of observations are not used.
 # The check of spaces tells of actions without bounds; that the env is wrapped is our own doing.

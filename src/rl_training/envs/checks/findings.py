@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from rl_training.envs.factory import make_single_env
 from rl_training.envs.vector import AnyEnv
+from rl_training.errors import told
 from rl_training.streams import derive_seed
 
 Status = Literal["ok", "warning", "problem"]
@@ -59,11 +60,6 @@ def guarded(name: str, check: Check, subject: Subject) -> Finding:
         return check(subject)
     except Exception as error:  # an env may raise anything
         return Finding(name, "problem", told(error), "let the environment take this without raising")
-
-
-def told(error: BaseException) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def random_actions(space: spaces.Space[Any], seed: int, purpose: str) -> Iterator[Any]:

@@ -5,8 +5,9 @@ from contextlib import closing
 from itertools import islice
 from multiprocessing.connection import Connection
 
-from rl_training.envs.checks.findings import Finding, Subject, random_actions, told
+from rl_training.envs.checks.findings import Finding, Subject, random_actions
 from rl_training.envs.checks.repeats import Moment, difference, play
+from rl_training.errors import told
 
 _STEPS = 20
 _REMEDY = "use vectorization: sync"

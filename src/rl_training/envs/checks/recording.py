@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from rl_training.envs.checks.findings import Finding, Status, Subject, random_actions, told
+from rl_training.envs.checks.findings import Finding, Status, Subject, random_actions
 from rl_training.envs.restore import same_values
 from rl_training.envs.vector import AnyEnv
+from rl_training.errors import told
 from rl_training.streams import derive_seed
 
 _WATCHED = 8  # observations that are watched after they were returned: an env may cycle through a few buffers
