@@ -6,7 +6,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rl_training.algorithms.base import GradientStep
+from rl_training.algorithms.base import Batch, GradientStep
 from rl_training.algorithms.dqn import DQNLearner, DQNParams, huber_loss, q_targets
 from rl_training.algorithms.optim import check_finite
 from rl_training.cli import load_config
@@ -42,39 +42,47 @@ def make_replay(learner: DQNLearner, count: int = 50, **options: Any) -> ReplayB
     return replay
 
 
+def sampled(learner: DQNLearner, count: int) -> Batch:
+    return learner.normalizer.prepare(make_replay(learner).sample(count), torch.device("cpu"))
+
+
 def test_targets_by_hand_plain_and_double() -> None:
     batch = {"rewards": torch.tensor([1.0, 2.0]), "discounts": torch.tensor([0.5, 0.0])}
     target_values = torch.tensor([[10.0, 20.0], [30.0, 40.0]])
     online_values = torch.tensor([[5.0, 1.0], [1.0, 5.0]])
-    assert q_targets(batch, target_values, target_values).tolist() == [11.0, 2.0]
+    assert q_targets(batch, target_values).tolist() == [11.0, 2.0]
     assert q_targets(batch, target_values, online_values).tolist() == [6.0, 2.0]
 
 
 def test_the_loss_is_quadratic_up_to_1_and_linear_beyond() -> None:
     errors = torch.tensor([0.5, -1.0, 1.5, 3.0])
-    assert huber_loss(errors, torch.ones(4)).item() == pytest.approx((0.125 + 0.5 + 1.0 + 2.5) / 4)
-    assert huber_loss(errors, torch.tensor([2.0, 0.0, 0.0, 0.0])).item() == pytest.approx(2.0 * 0.125 / 4)
+    loss, slopes = huber_loss(errors, torch.ones(4))
+    assert loss.item() == pytest.approx((0.125 + 0.5 + 1.0 + 2.5) / 4)
+    assert (4 * slopes).tolist() == [0.5, -1.0, 1.0, 1.0]
+    loss, slopes = huber_loss(errors, torch.tensor([2.0, 0.0, 0.0, 0.0]))
+    assert loss.item() == pytest.approx(2.0 * 0.125 / 4)
+    assert (4 * slopes).tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_the_target_stays_frozen_between_synchronisations() -> None:
     learner = make_learner(target_update_interval=10, learning_rate=0.01)
     replay, start = make_replay(learner), learner.policy.params.flat.clone()
     learner.update(replay, step=11, num_gradient_steps=1)  # crosses 10: synchronised after the update
-    assert torch.equal(learner._target, learner.policy.params.flat)
-    frozen = learner._target.clone()
+    assert torch.equal(learner._target.flat, learner.policy.params.flat)
+    frozen = learner._target.flat.clone()
     learner.update(replay, step=19, num_gradient_steps=5)
-    assert torch.equal(learner._target, frozen)
+    assert torch.equal(learner._target.flat, frozen)
     assert not torch.equal(learner.policy.params.flat, frozen)
     learner.update(replay, step=20, num_gradient_steps=1)
-    assert torch.equal(learner._target, learner.policy.params.flat)
+    assert torch.equal(learner._target.flat, learner.policy.params.flat)
     assert not torch.equal(start, learner.policy.params.flat)
 
 
 def test_polyak_takes_over_a_share_of_the_online_network() -> None:
     learner = make_learner(tau=0.25, target_update_interval=1)
-    before = learner._target.clone()
+    before = learner._target.flat.clone()
     learner.update(make_replay(learner), step=11, num_gradient_steps=1)
-    torch.testing.assert_close(learner._target, 0.75 * before + 0.25 * learner.policy.params.flat)
+    torch.testing.assert_close(learner._target.flat, 0.75 * before + 0.25 * learner.policy.params.flat)
 
 
 def test_epsilon_falls_linearly_over_its_share_of_the_budget() -> None:
@@ -170,7 +178,7 @@ def test_a_learner_goes_on_from_its_state_bit_for_bit() -> None:
         replay.sampler.load_state_dict(state)
         one.update(replay, 25, 3)
     assert torch.equal(learner.policy.params.flat, copy.policy.params.flat)
-    assert torch.equal(learner._target, copy._target)
+    assert torch.equal(learner._target.flat, copy._target.flat)
     obs = np.ones((50, 2), np.float32)
     assert np.array_equal(learner.act(obs, 30), copy.act(obs, 30))
 
@@ -187,29 +195,28 @@ def test_a_presets_target_holds_still_for_many_gradient_steps(preset: Path) -> N
 @pytest.mark.parametrize("double", [False, True])
 def test_the_next_action_is_chosen_by_the_network_that_the_option_says(double: bool) -> None:
     learner = make_learner(4, double=double)
-    learner._target.copy_(learner._target.flip(0))  # a target that prefers other actions
-    batch = learner._prepare(make_replay(learner).sample(50))
+    learner._target.set(learner._target.flat.flip(0))  # a target that prefers other actions
+    batch = sampled(learner, 50)
     params = learner.policy.params
-    target_values = learner.policy.q_values(params.layout.tensors(learner._target), batch["next_obs"])
+    target_values = learner.policy.q_values(learner._target.tensors(), batch["next_obs"])
     online_values = learner.policy.q_values(params.tensors(), batch["next_obs"])
     assert not torch.equal(target_values.argmax(1), online_values.argmax(1))
-    targets = q_targets(batch, target_values, online_values if double else target_values)
+    targets = q_targets(batch, target_values, online_values if double else None)
     values = learner.policy.q_values(params.tensors(), batch["obs"]).gather(1, batch["actions"][:, None])[:, 0]
-    errors, _ = learner.take(GradientStep("step", batch, {"learning_rate": 1e-3}))
-    torch.testing.assert_close(errors, values - targets)
+    taken = learner.take(GradientStep("step", batch, {"learning_rate": 1e-3}))
+    torch.testing.assert_close(taken.errors, values - targets)
 
 
 def test_importance_weights_reach_the_loss() -> None:
     learner = make_learner()
-    batch = learner._prepare(make_replay(learner).sample(8))
+    batch = sampled(learner, 8)
     batch["weights"] = torch.zeros(8)
-    _, watched = learner.take(GradientStep("step", batch, {"learning_rate": 1e-3}))
-    assert watched[0].item() == 0.0
+    assert learner.take(GradientStep("step", batch, {"learning_rate": 1e-3})).watched[0] == 0.0
 
 
 def test_a_step_that_is_not_finite_changes_nothing() -> None:
     learner = make_learner()
-    batch = learner._prepare(make_replay(learner).sample(8))
+    batch = sampled(learner, 8)
     batch["rewards"][3] = torch.nan
     before = digest(learner.state_dict())
     with pytest.raises(NonFiniteUpdateError, match=r"rewards\[3\] of its batch is nan"):
@@ -219,7 +226,7 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
 
 def test_a_finite_loss_with_another_gradient_is_refused_too() -> None:
     step = GradientStep("step", {}, {"learning_rate": 1.0})
-    check_finite(torch.tensor(1.0), torch.tensor(2.0), step)
+    check_finite(1.0, 2.0, step)
     for loss, norm in ((1.0, torch.inf), (1.0, torch.nan), (torch.nan, 1.0), (torch.inf, -torch.inf)):
         with pytest.raises(NonFiniteUpdateError, match=r"so the weights have grown too large \(learning_rate 1\)"):
-            check_finite(torch.tensor(loss), torch.tensor(norm), step)
+            check_finite(loss, norm, step)

@@ -107,8 +107,8 @@ def test_stored_transitions_are_exactly_those_the_envs_took(make_config: MakeCon
     episodes, steps = batch["obs"].reshape(7, 2, 2)[:, 0].T.tolist()
     assert episodes == [0, 0, 0, 1, 1, 1, 2]
     assert steps == [0, 1, 2, 0, 1, 2, 0]
-    assert torch.equal(batch["next_obs"][:, 0], batch["obs"][:, 0])  # never the next episode's
-    assert torch.equal(batch["next_obs"][:, 1], batch["obs"][:, 1] + 1)
+    assert np.array_equal(batch["next_obs"][:, 0], batch["obs"][:, 0])  # never the next episode's
+    assert np.array_equal(batch["next_obs"][:, 1], batch["obs"][:, 1] + 1)
     assert not batch["dones"].any()
     assert batch["truncated"].reshape(7, 2)[:, 0].tolist() == [0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
     assert (result.num_env_steps, result.num_episodes) == (14, 4)

@@ -28,20 +28,20 @@ def make_policy(action_space: spaces.Space[Any], observation_space: spaces.Space
 
 def test_categorical_scores_as_torch_does() -> None:
     outputs, actions = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 0, 1])
-    logprobs, entropies = Categorical(spaces.Discrete(4)).score({}, outputs, actions)
+    scores = Categorical(spaces.Discrete(4)).score({}, outputs, actions)
     reference: Any = torch.distributions.Categorical(logits=outputs)
-    torch.testing.assert_close(logprobs, reference.log_prob(actions))
-    torch.testing.assert_close(entropies, reference.entropy())
+    torch.testing.assert_close(scores.logprobs, reference.log_prob(actions))
+    torch.testing.assert_close(scores.entropies, reference.entropy())
 
 
 def test_gaussian_scores_as_torch_does_summed_over_dimensions() -> None:
     generator = torch.Generator().manual_seed(0)
     outputs, actions = torch.randn(5, 2, generator=generator), 3.0 * torch.randn(5, 2, generator=generator)
     log_std = torch.tensor([-0.3, 0.8])
-    logprobs, entropies = DiagonalGaussian(ASYMMETRIC).score({LOG_STD: log_std}, outputs, actions)
+    scores = DiagonalGaussian(ASYMMETRIC).score({LOG_STD: log_std}, outputs, actions)
     reference: Any = torch.distributions.Normal(outputs, log_std.exp())
-    torch.testing.assert_close(logprobs, reference.log_prob(actions).sum(1))
-    torch.testing.assert_close(entropies, reference.entropy().sum(1))
+    torch.testing.assert_close(scores.logprobs, reference.log_prob(actions).sum(1))
+    torch.testing.assert_close(scores.entropies, reference.entropy().sum(1))
 
 
 def test_the_likeliest_action_is_the_highest_logit_or_the_mean() -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import GradientStep
-from rl_training.algorithms.optim import Descent
+from rl_training.algorithms.optim import Descent, Slope
 from rl_training.algorithms.ppo import (
     PPOParams,
     clipped_policy_loss,
@@ -20,28 +20,28 @@ from rl_training.policies.base import PolicyOutput
 def test_surrogate_takes_the_pessimistic_side_of_the_clip() -> None:
     ratios = torch.tensor([1.5, 1.5, 0.5, 0.5])
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    # min of clipped and unclipped: 1.2, -1.5, 0.5, -0.8
-    assert clipped_policy_loss(ratios, advantages, 0.2).item() == pytest.approx(0.6 / 4)
+    losses, _ = clipped_policy_loss(ratios, advantages, 0.2)
+    assert losses.tolist() == pytest.approx([-1.2, 1.5, -0.5, 0.8])
 
 
-def test_surrogate_has_no_gradient_beyond_the_clip() -> None:
-    ratios = torch.tensor([1.5, 1.1], requires_grad=True)
-    clipped_policy_loss(ratios, torch.tensor([1.0, 1.0]), 0.2).backward()  # type: ignore[no-untyped-call]  # torch's own
-    assert ratios.grad is not None
-    assert ratios.grad.tolist() == [0.0, -0.5]
+def test_surrogate_has_no_slope_beyond_the_clip() -> None:
+    ratios, advantages = torch.tensor([1.5, 1.5, 1.1, 0.5, 0.5]), torch.tensor([2.0, -2.0, 2.0, 2.0, -2.0])
+    _, slopes = clipped_policy_loss(ratios, advantages, 0.2)
+    assert slopes.tolist() == pytest.approx([0.0, 3.0, -2.2, -1.0, 0.0])
 
 
-def test_value_loss_is_half_the_mean_squared_error() -> None:
-    loss = value_loss(torch.tensor([1.0, 3.0]), torch.zeros(2), torch.tensor([2.0, 0.0]), None)
-    assert loss.item() == 0.5 * (1.0 + 9.0) / 2
+def test_value_loss_is_half_the_squared_error() -> None:
+    losses, slopes = value_loss(torch.tensor([1.0, 3.0]), torch.zeros(2), torch.tensor([2.0, 0.0]), None)
+    assert losses.tolist() == [0.5, 4.5]
+    assert slopes.tolist() == [-1.0, 3.0]
 
 
 def test_value_clipping_is_around_the_old_values() -> None:
     values, returns = torch.tensor([2.0]), torch.tensor([2.0])
     # Limited to one step of 0.5 from the old value, the prediction would be 0.5: the worse of both counts.
-    assert value_loss(values, torch.tensor([0.0]), returns, 0.5).item() == 0.5 * 1.5**2
-    assert value_loss(values, torch.tensor([2.0]), returns, 0.5).item() == 0.0
-    assert value_loss(values, torch.tensor([0.0]), returns, None).item() == 0.0
+    assert value_loss(values, torch.tensor([0.0]), returns, 0.5)[0].item() == 0.5 * 1.5**2
+    assert value_loss(values, torch.tensor([2.0]), returns, 0.5)[0].item() == 0.0
+    assert value_loss(values, torch.tensor([0.0]), returns, None)[0].item() == 0.0
 
 
 @pytest.mark.parametrize("advantages", [[3.0], [2.0, 2.0, 2.0], [1e-30, -1e-30]])
@@ -80,7 +80,7 @@ def output_and_batch() -> tuple[PolicyOutput, dict[str, Tensor]]:
 def test_the_whole_loss_by_hand() -> None:
     output, batch = output_and_batch()
     params = PPOParams(ent_coef=0.1, vf_coef=0.5, normalize_advantages=False)
-    loss = ppo_loss(output, batch, params, clip_coef=0.2)
+    watched, slopes = ppo_loss(output, batch, params, clip_coef=0.2)
     policy_term = -(1.2 * 1.0 + 0.8 * -1.0) / 2
     value_term, entropy_term = 0.5 * (1.0 + 9.0) / 2, -0.6
     approx_kl = ((1.25 - 1 - math.log(1.25)) + (0.5 - 1 - math.log(0.5))) / 2
@@ -92,30 +92,32 @@ def test_the_whole_loss_by_hand() -> None:
         approx_kl,
         1.0,
     ]
-    assert loss.watched.tolist() == pytest.approx(expected, abs=1e-6)
-    assert loss.total.item() == pytest.approx(expected[0])
+    assert watched.tolist() == pytest.approx(expected, abs=1e-6)
+    assert slopes.logprobs.tolist() == [0.0, 0.0]  # both are clipped
+    assert slopes.values.tolist() == pytest.approx([0.5 * -1.0 / 2, 0.5 * 3.0 / 2])
+    assert slopes.entropy == pytest.approx(-0.1 / 2)
 
 
 def test_the_loss_clips_values_around_those_of_the_rollout() -> None:
     output, batch = output_and_batch()
-    loss = ppo_loss(output, batch, PPOParams(clip_vf_coef=0.5), clip_coef=0.2)
+    watched, _ = ppo_loss(output, batch, PPOParams(clip_vf_coef=0.5), clip_coef=0.2)
     # Old values 0, new 1 and 3: limited to 0.5 both. Returns 2 and 0: the worse errors are 1.5 (limited) and 3 (free).
-    assert loss.watched[2].item() == pytest.approx(0.5 * (1.5**2 + 3.0**2) / 2)
+    assert watched[2].item() == pytest.approx(0.5 * (1.5**2 + 3.0**2) / 2)
 
 
 def test_advantages_are_normalised_within_the_minibatch() -> None:
     output, batch = output_and_batch()
     batch["advantages"] = torch.tensor([30.0, 10.0])  # mean 20, deviation sqrt 200: +-1/sqrt 2
-    loss = ppo_loss(output, batch, PPOParams(), clip_coef=0.2)
-    assert loss.watched[1].item() == pytest.approx(-(1.2 - 0.8) / math.sqrt(2) / 2)
+    watched, _ = ppo_loss(output, batch, PPOParams(), clip_coef=0.2)
+    assert watched[1].item() == pytest.approx(-(1.2 - 0.8) / math.sqrt(2) / 2)
 
 
 def test_the_gradient_is_clipped_by_its_global_norm() -> None:
-    """The loss is a product with the gradient that it shall have; Adam's first moment is a tenth of what it saw."""
+    """Adam's first moment is a tenth of what it saw."""
     for slopes, seen in (([3.0, 0.0, 4.0], [0.3, 0.0, 0.4]), ([0.1, 0.2, 0.0], [0.1, 0.2, 0.0])):
-        descent = Descent(torch.ones(3), lambda flat, batch, _: ((flat * batch["slopes"]).sum(), ()), max_norm=0.5)
+        descent = Descent(torch.ones(3), lambda batch, _: Slope(batch["slopes"], torch.zeros(1)), max_norm=0.5)
         step = GradientStep("step", {"slopes": torch.tensor(slopes)}, {"learning_rate": 0.0})
-        assert descent.take(step)[1].item() == pytest.approx(sum(slope**2 for slope in slopes) ** 0.5)
+        assert descent.take(step).watched[-1] == pytest.approx(sum(slope**2 for slope in slopes) ** 0.5)
         assert (10 * descent.adam.state_dict()["mean"]).tolist() == pytest.approx(seen, abs=1e-6)
 
 

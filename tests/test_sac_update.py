@@ -13,7 +13,7 @@ from rl_training.data.sampling import UniformSampler
 from rl_training.errors import NonFiniteUpdateError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.digests import digest
-from rl_training.policies.soft_actor_critic import squash
+from rl_training.policies.soft_actor_critic import SquashedDraw
 from rl_training.runtime.sac_trainer import build_sac_learner
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (3,))
@@ -47,28 +47,25 @@ def sampled(learner: SACLearner) -> Batch:
 def test_the_squashed_log_prob_equals_torchs_own() -> None:
     generator = torch.Generator().manual_seed(0)
     means, log_stds, noise = (torch.randn(6, 2, generator=generator, dtype=torch.float64) for _ in range(3))
-    actions, logprobs = squash(means, log_stds, noise)
+    draw = SquashedDraw(torch.cat([means, log_stds], dim=1), noise)
     normal: Any = torch.distributions.Normal(means, log_stds.exp())
     squashed: Any = torch.distributions.TransformedDistribution(normal, torch.distributions.TanhTransform())
-    torch.testing.assert_close(logprobs, squashed.log_prob(actions).sum(1), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(draw.logprobs, squashed.log_prob(draw.actions).sum(1), atol=1e-6, rtol=1e-6)
 
 
 def test_the_squashed_log_prob_is_finite_and_right_far_out() -> None:
-    actions, logprobs = squash(torch.tensor([[20.0]]), torch.tensor([[0.0]]), torch.tensor([[0.0]]))
-    assert actions.item() == 1.0
+    draw = SquashedDraw(torch.tensor([[20.0, 0.0]]), torch.tensor([[0.0]]))
+    assert draw.actions.item() == 1.0
     # log N(0) - log(1 - tanh(20)^2), and 1 - tanh(u)^2 is 4 exp(-2u) that far out
-    assert logprobs.item() == pytest.approx(-0.5 * math.log(2 * math.pi) - math.log(4.0) + 40.0, rel=1e-5)
+    assert draw.logprobs.item() == pytest.approx(-0.5 * math.log(2 * math.pi) - math.log(4.0) + 40.0, rel=1e-5)
 
 
 def test_the_squashed_density_integrates_to_1() -> None:
     actions = torch.linspace(-1.0, 1.0, 40_001, dtype=torch.float64)[1:-1]
     mean, log_std = 0.3, -0.2
     noise = (torch.atanh(actions) - mean) / math.exp(log_std)
-    _, logprobs = squash(
-        torch.full((len(actions), 1), mean, dtype=torch.float64),
-        torch.full((len(actions), 1), log_std, dtype=torch.float64),
-        noise.unsqueeze(1),
-    )
+    outputs = torch.tensor([[mean, log_std]], dtype=torch.float64).expand(len(actions), -1)
+    logprobs = SquashedDraw(outputs, noise.unsqueeze(1)).logprobs
     assert (logprobs.exp().sum() * (2.0 / 40_000)).item() == pytest.approx(1.0, abs=1e-3)
 
 
@@ -80,9 +77,12 @@ def test_soft_targets_take_the_lower_critic_and_the_entropy_bonus() -> None:
 
 def test_critic_and_actor_losses_by_hand() -> None:
     values = torch.tensor([[1.0, 3.0], [0.0, 2.0]])
-    assert critic_loss(values, torch.tensor([1.0, 1.0])).item() == pytest.approx(0.5 * (4 / 2) + 0.5 * (2 / 2))
-    loss = actor_loss(values, torch.tensor([2.0, 4.0]), torch.tensor(0.5))
+    loss, slopes = critic_loss(values, torch.tensor([1.0, 1.0]))
+    assert loss.item() == pytest.approx(0.5 * (4 / 2) + 0.5 * (2 / 2))
+    assert slopes.tolist() == [[0.0, 1.0], [-0.5, 0.5]]
+    loss, slopes = actor_loss(values, torch.tensor([2.0, 4.0]), torch.tensor(0.5))
     assert loss.item() == pytest.approx(((1.0 - 0.0) + (2.0 - 2.0)) / 2)
+    assert slopes.tolist() == [[0.0, 0.0], [-0.5, -0.5]]
 
 
 def test_the_critic_step_leaves_the_actor_alone_and_the_reverse() -> None:
@@ -102,24 +102,24 @@ def test_the_target_comes_from_target_critics_at_a_current_action() -> None:
     """With constant target critics the loss is known whatever the online critics and the stored action say."""
     learner = make_learner(alpha=0.5)
     batch = sampled(learner)
-    constant = learner.critics.params.layout.tensors(learner._target.zero_())
+    learner._target.flat.zero_()
+    constant = learner._target.tensors()
     constant["critics.2.bias"][0], constant["critics.2.bias"][1] = 7.0, 3.0
     twin = make_learner(alpha=0.5)
     noise = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
-    _, logprobs = twin.policy.sample(twin.policy.params.tensors(), batch["next_obs"], noise)
-    targets = batch["rewards"] + batch["discounts"] * (3.0 - 0.5 * logprobs)
+    draw = twin.policy.sample(twin.policy.params.tensors(), batch["next_obs"], noise)
+    targets = batch["rewards"] + batch["discounts"] * (3.0 - 0.5 * draw.logprobs)
     values = twin.critics.forward(twin.critics.params.tensors(), batch["obs"], batch["actions"])
-    expected = critic_loss(values, targets).item()
-    others = {"noise": noise, "log_alpha": learner._log_alpha, "policy": learner.policy.params.flat}
-    step = GradientStep("critic step", {**batch, **others, "target": learner._target}, {"learning_rate": 1e-3})
-    assert learner.take(step)[0].item() == pytest.approx(expected, rel=1e-5)
+    expected = critic_loss(values, targets)[0].item()
+    step = GradientStep("critic step", {**batch, "noise": noise}, {"learning_rate": 1e-3})
+    assert learner.take(step)[0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_targets_follow_the_critics_by_tau() -> None:
     learner = make_learner(tau=0.25)
-    before = learner._target.clone()
+    before = learner._target.flat.clone()
     learner._draw_and_take("critic step", sampled(learner), 1e-3)
-    torch.testing.assert_close(learner._target, 0.75 * before + 0.25 * learner.critics.params.flat)
+    torch.testing.assert_close(learner._target.flat, 0.75 * before + 0.25 * learner.critics.params.flat)
 
 
 def test_the_critics_differ_and_equal_two_separate_networks() -> None:
@@ -186,8 +186,8 @@ def test_the_env_gets_actions_in_its_own_bounds() -> None:
 def test_acting_and_learning_see_the_same_actor() -> None:
     learner = make_learner()
     obs = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-    actions, _ = learner.policy.sample(learner.policy.params.tensors(), torch.from_numpy(obs), torch.zeros(5, 2))
-    assert learner.policy.predict(obs) == pytest.approx(learner.policy.to_env(actions.numpy()), abs=1e-5)
+    draw = learner.policy.sample(learner.policy.params.tensors(), torch.from_numpy(obs), torch.zeros(5, 2))
+    assert learner.policy.predict(obs) == pytest.approx(learner.policy.to_env(draw.actions.numpy()), abs=1e-5)
 
 
 def test_a_learner_goes_on_from_its_state_bit_for_bit() -> None:
@@ -201,7 +201,7 @@ def test_a_learner_goes_on_from_its_state_bit_for_bit() -> None:
         one.update(replay, 25, 3)
     for name in ("policy", "critics"):
         assert torch.equal(getattr(learner, name).params.flat, getattr(copy, name).params.flat)
-    assert torch.equal(learner._target, copy._target)
+    assert torch.equal(learner._target.flat, copy._target.flat)
     assert torch.equal(learner._log_alpha, copy._log_alpha)
     obs = np.ones((5, 3), np.float32)
     assert np.array_equal(learner.act(obs, 30), copy.act(obs, 30))
@@ -212,8 +212,7 @@ def test_a_step_that_is_not_finite_changes_nothing(name: str, field: str) -> Non
     learner = make_learner()
     batch = sampled(learner)
     batch[field][5] = torch.inf
-    batch |= {"noise": torch.zeros_like(batch["actions"]), "log_alpha": learner._log_alpha, "target": learner._target}
-    batch |= {"policy": learner.policy.params.flat, "critics": learner.critics.params.flat}
+    batch["noise"] = torch.zeros_like(batch["actions"])
     before = digest(learner.state_dict())
     with pytest.raises(NonFiniteUpdateError, match=rf"the {name} has loss .*{field}\[5.* of its batch is inf"):
         learner.take(GradientStep(name, batch, {"learning_rate": 1e-3}))

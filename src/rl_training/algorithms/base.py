@@ -160,7 +160,8 @@ class ExperienceNormalizer:
 
     def prepare(self, batch: Batch, device: torch.device) -> Batch:
         """A replayed batch on the learner's device, with features in place of observations and normalised rewards."""
-        batch = {name: field.to(device) for name, field in batch.items()}
+        if device.type != "cpu":
+            batch = {name: field.to(device) for name, field in batch.items()}
         for name in ("obs", "next_obs"):
             batch[name] = self._encoder.encode_tensor(batch[name])
         batch["rewards"] = self.rewards.apply(batch["rewards"])

@@ -14,7 +14,7 @@ from rl_training.algorithms.base import (
     OffPolicyParams,
     UpdateResult,
 )
-from rl_training.algorithms.optim import Descent, Numbers, Settings
+from rl_training.algorithms.optim import Descent, Settings, Slope, TakenStep, mean_numbers
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sampling import PrioritizedSampler
 from rl_training.experiment.schedules import PositiveSchedule, Schedule, crosses
@@ -56,16 +56,20 @@ class DQNParams(OffPolicyParams):
         return self.epsilon_start + progress * (self.epsilon_end - self.epsilon_start)
 
 
-def q_targets(batch: Batch, target_values: Tensor, choosing_values: Tensor) -> Tensor:
-    """Reward plus the discounted target value [batch] of the action that `choosing_values` prefer."""
-    best = choosing_values.argmax(dim=1, keepdim=True)
-    return batch["rewards"] + batch["discounts"] * target_values.gather(1, best).squeeze(1)
+def q_targets(batch: Batch, target_values: Tensor, choosing_values: Tensor | None = None) -> Tensor:
+    """Reward plus the discounted target value [batch] of the best action, or of the one `choosing_values` prefer."""
+    if choosing_values is None:
+        best = target_values.amax(dim=1)
+    else:
+        best = target_values.gather(1, choosing_values.argmax(dim=1, keepdim=True)).squeeze(1)
+    return torch.addcmul(batch["rewards"], batch["discounts"], best)
 
 
-def huber_loss(errors: Tensor, weights: Tensor) -> Tensor:
-    """Quadratic up to 1, linear beyond, weighted."""
-    losses = torch.where(errors.abs() <= 1.0, 0.5 * errors.square(), errors.abs() - 0.5)
-    return (weights * losses).mean()
+def huber_loss(errors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of losses that are quadratic up to 1 and linear beyond, weighted, and its slopes in the errors."""
+    limited = errors.clamp(-1.0, 1.0)
+    slopes = weights * limited / len(errors)
+    return torch.dot(slopes, errors - 0.5 * limited), slopes
 
 
 class DQNLearner:
@@ -76,8 +80,8 @@ class DQNLearner:
         self.params = params
         self.total_timesteps = setup.total_timesteps
         self._stream = setup.stream  # explores
-        self._target = policy.params.flat.clone()
-        self._descent = Descent(policy.params.flat, self._loss, max_norm=params.max_grad_norm, compiled=setup.compiled)
+        self._target = policy.params.twin()
+        self._descent = Descent(policy.params.flat, self._slope, max_norm=params.max_grad_norm, compiled=setup.compiled)
         self.normalizer = ExperienceNormalizer(policy.encoder, params)
         self._updated_at = 0  # env step of the newest update
 
@@ -96,48 +100,43 @@ class DQNLearner:
         watched = [self._learn(replay, learning_rate) for _ in range(num_gradient_steps)]
         self.policy.params.sync_host()
         if crosses(self.params.target_update_interval, self._updated_at, step):
-            self._target.lerp_(self.policy.params.flat, self.params.tau)
+            self._target.flat.lerp_(self.policy.params.flat, self.params.tau)
         self._updated_at = step
-        means = torch.stack(watched).mean(dim=0).tolist()
-        metrics = dict(zip(("loss", "q_mean", "grad_norm"), means, strict=True))
+        metrics = mean_numbers(("loss", "q_mean", "grad_norm"), watched)
         metrics |= {"learning_rate": learning_rate, "epsilon": self.params.epsilon(step, self.total_timesteps)}
         return UpdateResult(metrics, num_gradient_steps)
 
-    def _learn(self, replay: ReplayBuffer, learning_rate: float) -> Tensor:
-        batch = self._prepare(replay.sample(self.params.batch_size))
-        errors, watched = self.take(GradientStep("temporal-difference step", batch, {"learning_rate": learning_rate}))
-        if isinstance(replay.sampler, PrioritizedSampler):
-            priorities = errors.abs().double().cpu().numpy() + 1e-6
+    def _learn(self, replay: ReplayBuffer, learning_rate: float) -> list[float]:
+        batch = self.normalizer.prepare(replay.sample(self.params.batch_size), self._target.flat.device)
+        taken = self.take(GradientStep("temporal-difference step", batch, {"learning_rate": learning_rate}))
+        if isinstance(replay.sampler, PrioritizedSampler) and taken.errors is not None:
+            priorities = taken.errors.abs().double().cpu().numpy() + 1e-6
             replay.sampler.update(batch["indices"].cpu().numpy(), priorities)
-        return watched
+        return taken.watched
 
-    def _prepare(self, batch: Batch) -> Batch:
-        """All that a step depends on: the batch, and the target network beside it."""
-        return {**self.normalizer.prepare(batch, self._target.device), "target": self._target}
-
-    def _loss(self, flat: Tensor, batch: Batch, settings: Settings) -> tuple[Tensor, Numbers]:
+    def _slope(self, batch: Batch, settings: Settings) -> Slope:
         del settings
-        layout, q_values = self.policy.params.layout, self.policy.q_values
-        online = layout.tensors(flat)
-        with torch.no_grad():
-            target_values = q_values(layout.tensors(batch["target"]), batch["next_obs"])
-            choosing = q_values(online, batch["next_obs"]) if self.params.double else target_values
-            targets = q_targets(batch, target_values, choosing)
-        values = q_values(online, batch["obs"]).gather(1, batch["actions"].unsqueeze(1)).squeeze(1)
-        errors = values - targets
-        loss = huber_loss(errors, batch["weights"])
-        return loss, (errors.detach(), torch.stack([loss.detach(), values.detach().mean()]))
+        network, online = self.policy, self.policy.params.tensors()
+        target_values = network.q_values(self._target.tensors(), batch["next_obs"])
+        choosing = network.q_values(online, batch["next_obs"]) if self.params.double else None
+        actions = batch["actions"].unsqueeze(1)
+        trace = network.trace(online, batch["obs"])
+        values = trace.values.gather(1, actions).squeeze(1)
+        errors = values - q_targets(batch, target_values, choosing)
+        loss, slopes = huber_loss(errors, batch["weights"])
+        value_slopes = torch.zeros_like(trace.values).scatter_(1, actions, slopes.unsqueeze(1))
+        watched = torch.stack([loss, values.mean()])
+        return Slope(network.gradient(online, trace, value_slopes), watched, errors)
 
-    def take(self, step: GradientStep) -> tuple[Tensor, Tensor]:
-        """One gradient step, on features in place of observations; the errors, and numbers to watch."""
-        (errors, watched), norm = self._descent.take(step)
-        return errors, torch.cat([watched, norm.reshape(1)])
+    def take(self, step: GradientStep) -> TakenStep:
+        """One gradient step, on features in place of observations; watched are loss, mean value, gradient norm."""
+        return self._descent.take(step)
 
     def state_dict(self) -> dict[str, Any]:
         """Both networks, optimizer moments, exploring stream, and when the target was looked at."""
         return {
             "policy": pack_policy(self.policy.params, self.policy.encoder, self._stream),
-            "target": self._target.cpu().clone(),
+            "target": self._target.flat.cpu().clone(),
             "optimizer": self._descent.adam.state_dict(),
             "rewards": self.normalizer.rewards.state_dict(),
             "updated_at": self._updated_at,
@@ -146,7 +145,7 @@ class DQNLearner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` stopped."""
         unpack_policy(state["policy"], self.policy.params, self.policy.encoder, self._stream)
-        self._target.copy_(state["target"])
+        self._target.set(state["target"])
         self._descent.adam.load_state_dict(state["optimizer"])
         self.normalizer.rewards.load_state_dict(state["rewards"])
         self._updated_at = int(state["updated_at"])

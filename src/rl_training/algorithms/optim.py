@@ -3,9 +3,9 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,20 +15,28 @@ from rl_training.compiling import remember_compiling
 from rl_training.errors import NonFiniteUpdateError, told
 
 Settings = Mapping[str, float | Tensor]
-Numbers = tuple[Tensor, ...]
-LossFn = Callable[[Tensor, Batch, Settings], tuple[Tensor, Numbers]]
-"""From (flat parameters, batch, settings) to the loss, and numbers to watch."""
+
+
+class Slope(NamedTuple):
+    """How a loss changes with the parameters."""
+
+    gradient: Tensor  # flat
+    watched: Tensor  # numbers to watch, the loss first
+    errors: Tensor | None = None  # per transition, where priorities depend on them
+
+
+SlopeFn = Callable[[Batch, Settings], Slope]
+"""The slope of a learner's loss at its present parameters, which are the same between two calls."""
 
 _BETAS = (0.9, 0.999)
 
 
-def check_finite(loss: Tensor, gradient_norm: Tensor, step: GradientStep) -> None:
+def check_finite(loss: float, gradient_norm: float, step: GradientStep) -> None:
     """Refuse a gradient step that would carry NaN or infinity into the weights."""
-    if math.isfinite((loss + gradient_norm).item()):
+    if math.isfinite(loss + gradient_norm):
         return
     raise NonFiniteUpdateError(
-        f"the {step.name} has loss {loss.item():g} and gradient norm {gradient_norm.item():g}, so it is not taken: "
-        f"{_suspect(step)}",
+        f"the {step.name} has loss {loss:g} and gradient norm {gradient_norm:g}, so it is not taken: {_suspect(step)}",
         step,
     )
 
@@ -43,9 +51,9 @@ def _suspect(step: GradientStep) -> str:
     return f"its batch is finite, so the weights have grown too large ({settings})"
 
 
-def _shrinking(norm: Tensor, max_norm: float) -> Tensor:
-    """The factor that brings a gradient of this norm down to at most `max_norm`."""
-    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+def _with_norm(slope: Slope) -> Tensor:
+    """The watched numbers, and the norm of the gradient."""
+    return torch.cat([slope.watched, torch.linalg.vector_norm(slope.gradient).reshape(1)])
 
 
 def _without_guards(guards: Any) -> list[bool]:
@@ -66,7 +74,6 @@ class FlatAdam:
         self._mean, self._square = torch.zeros_like(flat), torch.zeros_like(flat)  # running moments of the gradient
         self._steps = torch.zeros((), device=flat.device)
 
-    @torch.no_grad()
     def step(self, gradient: Tensor, learning_rate: float) -> None:
         """Move the parameters against `gradient`."""
         torch._fused_adam_(
@@ -110,53 +117,67 @@ class FlatAdam:
             tensor.copy_(torch.where(accepted, new, tensor))
 
 
+def mean_numbers(names: Iterable[str], watched: Sequence[Sequence[float]]) -> dict[str, int | float]:
+    """The named numbers, each averaged over the steps taken."""
+    return {name: sum(values) / len(values) for name, values in zip(names, zip(*watched, strict=True), strict=True)}
+
+
+class TakenStep(NamedTuple):
+    """What a gradient step came to."""
+
+    watched: list[float]  # the loss first, the norm of the gradient before it was clipped last
+    errors: Tensor | None
+
+
 class Descent:
-    """Moves one flat vector against the gradient of one loss: clipped, by Adam, and only while all is finite.
+    """Moves one flat vector down the slope of one loss: clipped, by Adam, and only while all is finite.
 
     Compiled, a step is one graph from the batch to the new parameters; the same maths, but not the same last bits.
     """
 
     def __init__(
-        self, flat: Tensor, loss: LossFn, *, eps: float = 1e-8, max_norm: float | None = None, compiled: bool = False
+        self, flat: Tensor, slope: SlopeFn, *, eps: float = 1e-8, max_norm: float = math.inf, compiled: bool = False
     ) -> None:
         self.adam = FlatAdam(flat, eps)
-        self._flat = flat
-        self._loss = loss
+        self._slope = slope
         self._max_norm = max_norm
         self._compiles = compiled
         self._compiled: dict[int, Any] = {}  # by size of the batch
+        self._settings: tuple[dict[str, float], dict[str, Tensor]] = ({}, {})  # of the newest step, also as tensors
 
-    def take(self, step: GradientStep) -> tuple[Numbers, Tensor]:
-        """Take one step; what its loss gives to watch, and the norm of the gradient before it was clipped."""
+    def take(self, step: GradientStep) -> TakenStep:
+        """Take one step, unless it is not finite."""
         return self._move_compiled(step) if self._compiles else self._move(step)
 
-    def _move(self, step: GradientStep) -> tuple[Numbers, Tensor]:
-        flat = self._flat.detach().requires_grad_()
-        loss, numbers = self._loss(flat, step.batch, step.settings)
-        (gradient,) = torch.autograd.grad(loss, flat)
-        norm = torch.linalg.vector_norm(gradient)
-        check_finite(loss.detach(), norm, step)
-        if self._max_norm is not None:
-            gradient.mul_(_shrinking(norm, self._max_norm))
-        self.adam.step(gradient, step.settings["learning_rate"])
-        return numbers, norm
+    @torch.inference_mode()
+    def _move(self, step: GradientStep) -> TakenStep:
+        slope = self._slope(step.batch, step.settings)
+        watched = _with_norm(slope).tolist()
+        check_finite(watched[0], watched[-1], step)
+        shrinking = self._max_norm / (watched[-1] + 1e-6)
+        if shrinking < 1.0:
+            slope.gradient.mul_(shrinking)
+        self.adam.step(slope.gradient, step.settings["learning_rate"])
+        return TakenStep(watched, slope.errors)
 
-    def _move_compiled(self, step: GradientStep) -> tuple[Numbers, Tensor]:
-        settings = {name: torch.tensor(value) for name, value in step.settings.items()}
+    def _move_compiled(self, step: GradientStep) -> TakenStep:
+        if self._settings[0] != step.settings:
+            self._settings = step.settings, {name: torch.tensor(value) for name, value in step.settings.items()}
         size = len(step.batch["actions"])
         if size in self._compiled:
-            loss, numbers, norm = self._compiled[size](step.batch, settings)
+            numbers, errors = self._compiled[size](step.batch, self._settings[1])
         else:
             try:
-                loss, numbers, norm = self._compile(step.batch, settings)
+                numbers, errors = self._compile(step.batch, self._settings[1])
             except Exception as error:
                 warnings.warn(f"compiling failed ({told(error)[:200]}): updates run eagerly", stacklevel=2)
                 self._compiles = False
                 return self._move(step)
-        check_finite(loss, norm, step)
-        return numbers, norm
+        watched = numbers.tolist()
+        check_finite(watched[0], watched[-1], step)
+        return TakenStep(watched, errors)
 
-    def _compile(self, batch: Batch, settings: dict[str, Tensor]) -> tuple[Tensor, Numbers, Tensor]:
+    def _compile(self, batch: Batch, settings: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Take the first compiled step, which compiles it."""
         began = time.perf_counter()
         # The compiler keeps its results with a function's code: without guards, each needs a code of its own.
@@ -167,22 +188,16 @@ class Descent:
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what the compiler thinks of itself
-            result: tuple[Tensor, Numbers, Tensor] = compiled(batch, settings)
+            result: tuple[Tensor, Tensor | None] = compiled(batch, settings)
         self._compiled[len(batch["actions"])] = compiled
         remember_compiling(time.perf_counter() - began)
         return result
 
-    def _repeat_loss(
-        self, flat: Tensor, batch: Batch, settings: dict[str, Tensor]
-    ) -> tuple[Tensor, tuple[Tensor, Numbers]]:
-        loss, numbers = self._loss(flat, batch, settings)
-        return loss, (loss, numbers)
-
-    def _move_whole(self, batch: Batch, settings: dict[str, Tensor]) -> tuple[Tensor, Numbers, Tensor]:
-        """One graph: loss, gradient, clipping, Adam; a step that is not finite leaves everything as it is."""
-        gradient, (loss, numbers) = torch.func.grad(self._repeat_loss, has_aux=True)(self._flat, batch, settings)
-        norm = torch.linalg.vector_norm(gradient)
-        if self._max_norm is not None:
-            gradient = gradient * _shrinking(norm, self._max_norm)
-        self.adam.update(gradient, settings["learning_rate"], torch.isfinite(loss + norm))
-        return loss, numbers, norm
+    def _move_whole(self, batch: Batch, settings: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """One graph: slope, clipping, Adam; a step that is not finite leaves everything as it is."""
+        slope = self._slope(batch, settings)
+        watched = _with_norm(slope)
+        shrinking = torch.clamp(self._max_norm / (watched[-1] + 1e-6), max=1.0)
+        accepted = torch.isfinite(watched[0] + watched[-1])
+        self.adam.update(slope.gradient * shrinking, settings["learning_rate"], accepted)
+        return watched, slope.errors

@@ -1,7 +1,6 @@
 """Proximal policy optimisation (Schulman et al. 2017): its parameters, its losses, and the learner, in that order."""
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -9,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Batch, GradientStep, LearnerParams, LearnerSetup, UpdateResult
-from rl_training.algorithms.optim import Descent, Numbers, Settings
+from rl_training.algorithms.optim import Descent, Settings, Slope, mean_numbers
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Problem
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
@@ -21,7 +20,7 @@ from rl_training.experiment.validation import (
     UnitFloat,
     config_error,
 )
-from rl_training.policies.actor_critic import ActorCritic
+from rl_training.policies.actor_critic import ActorCritic, OutputSlopes
 from rl_training.policies.base import Array, PolicyOutput
 from rl_training.policies.mlp import Activation
 from rl_training.policies.normalization import RewardNormalizer
@@ -70,14 +69,6 @@ class PPOParams(LearnerParams):
             raise config_error([Problem(("algo_kwargs", "minibatch_size"), text)])
 
 
-@dataclass(frozen=True)
-class PPOLoss:
-    """The total to minimise, and the numbers worth watching, in the order of `LOSS_METRICS`."""
-
-    total: Tensor
-    watched: Tensor
-
-
 _BULK_ROWS = 16_384  # transitions evaluated at once after a rollout: bounds the memory of their features
 
 LOSS_METRICS = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "clip_fraction")
@@ -91,35 +82,47 @@ def normalize(advantages: Tensor) -> Tensor:
     return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 
 
-def clipped_policy_loss(ratios: Tensor, advantages: Tensor, clip_coef: Any) -> Tensor:
-    """The pessimistic surrogate (equation 7); `clip_coef` is a number, or a scalar tensor in compiled updates."""
-    clipped = ratios.clamp(1.0 - clip_coef, 1.0 + clip_coef)
-    return -torch.min(ratios * advantages, clipped * advantages).mean()
+def clipped_policy_loss(ratios: Tensor, advantages: Tensor, clip_coef: Any) -> tuple[Tensor, Tensor]:
+    """The pessimistic surrogate (equation 7) of every transition, negated, and its slope in the log-prob.
+
+    `clip_coef` is a number, or a scalar tensor in compiled updates.
+    """
+    free = ratios * advantages
+    clipped = ratios.clamp(1.0 - clip_coef, 1.0 + clip_coef) * advantages
+    # A ratio is its own slope in the log-prob; where the clipped surrogate is the lower one, it is constant.
+    return -torch.minimum(free, clipped), torch.where(free <= clipped, -free, 0.0)
 
 
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_vf_coef: float | None) -> Tensor:
-    """Half the mean squared error; clipped, the worse of it and of a step limited around the old values."""
-    errors = (values - returns).square()
-    if clip_vf_coef is not None:
-        limited = old_values + (values - old_values).clamp(-clip_vf_coef, clip_vf_coef)
-        errors = torch.max(errors, (limited - returns).square())
-    return 0.5 * errors.mean()
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, clip_vf_coef: float | None
+) -> tuple[Tensor, Tensor]:
+    """Half the squared error of every value, and its slope; clipped, the worse of it and of a limited step's."""
+    errors = values - returns
+    if clip_vf_coef is None:
+        return 0.5 * errors.square(), errors
+    moves = values - old_values
+    limited = old_values + moves.clamp(-clip_vf_coef, clip_vf_coef) - returns
+    # Where the limited error is the worse one and the limit holds, the value itself no longer matters.
+    constant = (limited.abs() > errors.abs()) & (moves.abs() > clip_vf_coef)
+    return 0.5 * torch.maximum(errors.square(), limited.square()), torch.where(constant, 0.0, errors)
 
 
-def ppo_loss(output: PolicyOutput, batch: Batch, params: PPOParams, clip_coef: float | Tensor) -> PPOLoss:
-    """Surrogate, value error and entropy bonus of one minibatch (equation 9)."""
+def ppo_loss(
+    output: PolicyOutput, batch: Batch, params: PPOParams, clip_coef: float | Tensor
+) -> tuple[Tensor, OutputSlopes]:
+    """Surrogate, value error and entropy bonus of one minibatch (equation 9): `LOSS_METRICS`, and the slopes."""
     advantages = normalize(batch["advantages"]) if params.normalize_advantages else batch["advantages"]
     log_ratios = output.logprobs - batch["logprobs"]
     ratios = log_ratios.exp()
-    policy_term = clipped_policy_loss(ratios, advantages, clip_coef)
-    value_term = value_loss(output.values, batch["values"], batch["returns"], params.clip_vf_coef)
-    entropy_term = -output.entropy.mean()
-    total = policy_term + params.ent_coef * entropy_term + params.vf_coef * value_term
-    with torch.no_grad():
-        approx_kl = (ratios - 1.0 - log_ratios).mean()  # Schulman's low-variance estimator
-        clip_fraction = ((ratios - 1.0).abs() > clip_coef).float().mean()
-        watched = torch.stack([total, policy_term, value_term, entropy_term, approx_kl, clip_fraction])
-    return PPOLoss(total, watched)
+    policy_losses, policy_slopes = clipped_policy_loss(ratios, advantages, clip_coef)
+    value_losses, value_slopes = value_loss(output.values, batch["values"], batch["returns"], params.clip_vf_coef)
+    totals = policy_losses - params.ent_coef * output.entropy + params.vf_coef * value_losses
+    kl_divergences = ratios - 1.0 - log_ratios  # Schulman's low-variance estimator
+    clipped = ((ratios - 1.0).abs() > clip_coef).float()
+    watched = torch.stack([totals, policy_losses, value_losses, -output.entropy, kl_divergences, clipped]).mean(dim=1)
+    size = len(ratios)
+    slopes = OutputSlopes(policy_slopes / size, value_slopes * (params.vf_coef / size), -params.ent_coef / size)
+    return watched, slopes
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
@@ -139,7 +142,7 @@ class PPOLearner:
         self.total_timesteps = setup.total_timesteps
         self._stream = setup.stream  # orders the minibatches
         self._descent = Descent(
-            policy.params.flat, self._loss, eps=params.adam_eps, max_norm=params.max_grad_norm, compiled=setup.compiled
+            policy.params.flat, self._slope, eps=params.adam_eps, max_norm=params.max_grad_norm, compiled=setup.compiled
         )
         self._rewards = RewardNormalizer(params.gamma, enabled=params.normalize_rewards)
 
@@ -147,7 +150,7 @@ class PPOLearner:
         """Only what picks the action; values and log-probs come in bulk with `compute_advantages`."""
         return self.policy.act(obs)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def compute_advantages(self, rollout: RolloutBuffer, last_obs: Array) -> None:
         """Values and log-probs of the whole rollout from the code that the update uses, then GAE."""
         device = self.policy.params.flat.device
@@ -155,7 +158,7 @@ class PPOLearner:
         steps = max(1, _BULK_ROWS // rollout.num_envs)
         for part in (slice(start, start + steps) for start in range(0, rollout.num_steps, steps)):
             obs, actions = rollout.obs[part].flatten(0, 1).to(device), rollout.actions[part].flatten(0, 1).to(device)
-            output = self.policy.evaluate(params, self.policy.encoder.encode_tensor(obs), actions)
+            output = self.policy.evaluate(params, self.policy.encoder.encode_tensor(obs), actions).output
             rollout.values[part] = output.values.view(-1, rollout.num_envs)
             rollout.logprobs[part] = output.logprobs.view(-1, rollout.num_envs)
         following = torch.as_tensor(last_obs).to(rollout.obs.dtype)
@@ -178,16 +181,15 @@ class PPOLearner:
         self.policy.params.sync_host()
         # Only now: while a rollout is collected, scored and learnt from, an observation means the same features.
         self.policy.encoder.observe(rollout.obs.flatten(0, 1).cpu().numpy())
-        means = torch.stack(watched).mean(dim=0).tolist()
-        metrics = dict(zip((*LOSS_METRICS, "grad_norm"), means, strict=True))
+        metrics = mean_numbers((*LOSS_METRICS, "grad_norm"), watched)
         metrics |= {"learning_rate": learning_rate, "clip_range": clip_coef}
         metrics["explained_variance"] = explained_variance(rollout.values, rollout.returns)
         return UpdateResult(metrics, num_gradient_steps=len(watched))
 
-    def _run_epochs(self, rollout: RolloutBuffer, learning_rate: float, clip_coef: float) -> list[Tensor]:
+    def _run_epochs(self, rollout: RolloutBuffer, learning_rate: float, clip_coef: float) -> list[list[float]]:
         size, target_kl = self.params.minibatch_size, self.params.target_kl
         settings = {"learning_rate": learning_rate, "clip_coef": clip_coef}
-        watched: list[Tensor] = []
+        watched: list[list[float]] = []
         for _ in range(self.params.update_epochs):
             for batch in rollout.iter_minibatches(minibatch_size=size, shuffle=True, generator=self._stream):
                 step = GradientStep("minibatch", self._to_device(batch), settings)
@@ -202,15 +204,15 @@ class PPOLearner:
         batch["obs"] = self.policy.encoder.encode_tensor(batch["obs"])
         return batch
 
-    def _loss(self, flat: Tensor, batch: Batch, settings: Settings) -> tuple[Tensor, Numbers]:
-        output = self.policy.evaluate(self.policy.params.layout.tensors(flat), batch["obs"], batch["actions"])
-        loss = ppo_loss(output, batch, self.params, settings["clip_coef"])
-        return loss.total, (loss.watched,)
+    def _slope(self, batch: Batch, settings: Settings) -> Slope:
+        params = self.policy.params.tensors()
+        evaluation = self.policy.evaluate(params, batch["obs"], batch["actions"])
+        watched, slopes = ppo_loss(evaluation.output, batch, self.params, settings["clip_coef"])
+        return Slope(self.policy.gradient(params, evaluation, slopes), watched)
 
-    def take(self, step: GradientStep) -> Tensor:
-        """One gradient step, on features in place of observations; the watched numbers and the gradient's norm."""
-        (watched,), norm = self._descent.take(step)
-        return torch.cat([watched, norm.reshape(1)])
+    def take(self, step: GradientStep) -> list[float]:
+        """One gradient step, on features in place of observations; `LOSS_METRICS` and the gradient's norm."""
+        return self._descent.take(step).watched
 
     def state_dict(self) -> dict[str, Any]:
         """Policy, optimizer moments and streams."""

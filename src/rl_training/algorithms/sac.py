@@ -15,12 +15,12 @@ from rl_training.algorithms.base import (
     OffPolicyParams,
     UpdateResult,
 )
-from rl_training.algorithms.optim import Descent, FlatAdam, Numbers, Settings
+from rl_training.algorithms.optim import Descent, FlatAdam, Settings, Slope, mean_numbers
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Float, PositiveInt
 from rl_training.policies.base import Array
-from rl_training.policies.soft_actor_critic import SquashedActor, TwinCritics
+from rl_training.policies.soft_actor_critic import SquashedActor, SquashedDraw, TwinCritics
 
 CRITIC_STEP, ACTOR_STEP = "critic step", "actor step"
 
@@ -48,14 +48,21 @@ def soft_targets(batch: Batch, next_values: Tensor, next_logprobs: Tensor, alpha
     return batch["rewards"] + batch["discounts"] * soft_values
 
 
-def critic_loss(values: Tensor, targets: Tensor) -> Tensor:
-    """Half the mean squared error of each critic, summed; `values` are [critic, batch]."""
-    return 0.5 * (values - targets).square().mean(dim=1).sum()
+def critic_loss(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Half the mean squared error of each critic, summed, and its slopes in the values [critic, batch]."""
+    errors = values - targets
+    size = errors.shape[1]
+    return 0.5 * errors.square().sum() / size, errors / size
 
 
-def actor_loss(values: Tensor, logprobs: Tensor, alpha: Tensor) -> Tensor:
-    """What the actor minimises: temperature times log-prob, minus the lower critic."""
-    return (alpha * logprobs - values.min(dim=0).values).mean()
+def actor_loss(values: Tensor, logprobs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """What the actor minimises, and its slopes in the values [critic, batch]: only the lower critic counts.
+
+    It is temperature times log-prob, minus that critic; so the slope in every log-prob is alpha / batch.
+    """
+    lowest, index = values.min(dim=0, keepdim=True)
+    slopes = torch.zeros_like(values).scatter_(0, index, -1.0 / values.shape[1])
+    return (alpha * logprobs - lowest.squeeze(0)).mean(), slopes
 
 
 class SACLearner:
@@ -68,11 +75,12 @@ class SACLearner:
         self.total_timesteps = setup.total_timesteps
         self.target_entropy = params.target_entropy if params.target_entropy is not None else -policy.actions.size
         self._stream = setup.stream  # noise of the actions that the update imagines
-        self._target = critics.params.flat.clone()
+        self._target = critics.params.twin()
+        self._device = self._target.flat.device
         start = 1.0 if params.alpha == "auto" else params.alpha
-        self._log_alpha = torch.tensor([start], device=self._target.device).log()
-        self._actor_descent = Descent(policy.params.flat, self._actor_loss, compiled=setup.compiled)
-        self._critic_descent = Descent(critics.params.flat, self._critic_loss, compiled=setup.compiled)
+        self._log_alpha = torch.tensor([start], device=self._device).log()
+        self._actor_descent = Descent(policy.params.flat, self._actor_slope, compiled=setup.compiled)
+        self._critic_descent = Descent(critics.params.flat, self._critic_slope, compiled=setup.compiled)
         self._alpha_optimizer = FlatAdam(self._log_alpha)
         self.normalizer = ExperienceNormalizer(policy.encoder, params)
         self._num_updates = 0
@@ -86,10 +94,10 @@ class SACLearner:
     def update(self, replay: ReplayBuffer, step: int, num_gradient_steps: int) -> UpdateResult:
         """Learn from replayed batches at env step `step`."""
         learning_rate = self.params.learning_rate.value(step, self.total_timesteps)
-        critic_numbers: list[Tensor] = []
-        actor_numbers: list[Tensor] = []
+        critic_numbers: list[list[float]] = []
+        actor_numbers: list[list[float]] = []
         for _ in range(num_gradient_steps):
-            batch = self.normalizer.prepare(replay.sample(self.params.batch_size), self._target.device)
+            batch = self.normalizer.prepare(replay.sample(self.params.batch_size), self._device)
             critic_numbers.append(self._draw_and_take(CRITIC_STEP, batch, learning_rate))
             self._num_updates += 1
             if self._num_updates % self.params.policy_delay == 0:
@@ -97,61 +105,61 @@ class SACLearner:
                 actor_numbers += [self._draw_and_take(ACTOR_STEP, batch, learning_rate) for _ in repeats]
         self.policy.params.sync_host()
         metrics: dict[str, int | float] = {"learning_rate": learning_rate, "ent_coef": self._log_alpha.exp().item()}
-        metrics |= dict(zip(("critic_loss", "q_mean"), torch.stack(critic_numbers).mean(dim=0).tolist(), strict=True))
+        metrics |= mean_numbers(("critic_loss", "q_mean", "critic_grad_norm"), critic_numbers)
         if actor_numbers:
-            means = torch.stack(actor_numbers).mean(dim=0).tolist()
-            metrics |= dict(zip(("actor_loss", "entropy"), means, strict=True))
+            metrics |= mean_numbers(("actor_loss", "entropy", "actor_grad_norm"), actor_numbers)
         return UpdateResult(metrics, num_gradient_steps)
 
-    def _draw_and_take(self, name: str, batch: Batch, learning_rate: float) -> Tensor:
+    def _draw_and_take(self, name: str, batch: Batch, learning_rate: float) -> list[float]:
         noise = self._stream.standard_normal(batch["actions"].shape, dtype=np.float32)
-        others = {"noise": torch.from_numpy(noise).to(self._target.device), "log_alpha": self._log_alpha}
-        if name == CRITIC_STEP:
-            others |= {"policy": self.policy.params.flat, "target": self._target}
-        else:
-            others["critics"] = self.critics.params.flat
-        return self.take(GradientStep(name, {**batch, **others}, {"learning_rate": learning_rate}))
+        batch = {**batch, "noise": torch.from_numpy(noise).to(self._device)}
+        return self.take(GradientStep(name, batch, {"learning_rate": learning_rate}))
 
-    def take(self, step: GradientStep) -> Tensor:
-        """One gradient step, of the critics or of actor and temperature; its batch has all that it depends on."""
+    def take(self, step: GradientStep) -> list[float]:
+        """One gradient step, of the critics or of actor and temperature; loss, value or entropy, gradient norm."""
         if step.name == CRITIC_STEP:
-            (watched,), _ = self._critic_descent.take(step)
-            self._target.lerp_(self.critics.params.flat, self.params.tau)
+            watched = self._critic_descent.take(step).watched
+            self._target.flat.lerp_(self.critics.params.flat, self.params.tau)
             return watched
-        (watched,), _ = self._actor_descent.take(step)
+        watched = self._actor_descent.take(step).watched
         if self.params.alpha == "auto":
             # The gradient of -log_alpha * (log-prob + target): alpha rises while the entropy is below its target.
-            gradient = (watched[1] - self.target_entropy).reshape(1)
+            gradient = torch.tensor([watched[1] - self.target_entropy], device=self._device)
             self._alpha_optimizer.step(gradient, step.settings["learning_rate"])
         return watched
 
-    def _critic_loss(self, flat: Tensor, batch: Batch, settings: Settings) -> tuple[Tensor, Numbers]:
-        """The error of both critics against the soft targets."""
+    def _critic_slope(self, batch: Batch, settings: Settings) -> Slope:
+        """Of the error of both critics against the soft targets."""
         del settings
-        layout, actor = self.critics.params.layout, self.policy.params.layout.tensors(batch["policy"])
-        with torch.no_grad():
-            next_actions, next_logprobs = self.policy.sample(actor, batch["next_obs"], batch["noise"])
-            next_values = self.critics.forward(layout.tensors(batch["target"]), batch["next_obs"], next_actions)
-            targets = soft_targets(batch, next_values, next_logprobs, batch["log_alpha"].exp())
-        values = self.critics.forward(layout.tensors(flat), batch["obs"], batch["actions"])
-        loss = critic_loss(values, targets)
-        return loss, (torch.stack([loss.detach(), values.detach().mean()]),)
+        critics = self.critics.params.tensors()
+        following = self.policy.sample(self.policy.params.tensors(), batch["next_obs"], batch["noise"])
+        next_values = self.critics.forward(self._target.tensors(), batch["next_obs"], following.actions)
+        targets = soft_targets(batch, next_values, following.logprobs, self._log_alpha.exp())
+        trace = self.critics.trace(critics, batch["obs"], batch["actions"])
+        values = trace[-1].squeeze(2)
+        loss, slopes = critic_loss(values, targets)
+        return Slope(self.critics.gradient(critics, trace, slopes), torch.stack([loss, values.mean()]))
 
-    def _actor_loss(self, flat: Tensor, batch: Batch, settings: Settings) -> tuple[Tensor, Numbers]:
-        """How far the actor is from the critics' maximum, and its entropy."""
+    def _actor_slope(self, batch: Batch, settings: Settings) -> Slope:
+        """Of how far the actor is from the critics' maximum; its entropy is watched."""
         del settings
-        actor, critics = self.policy.params.layout.tensors(flat), self.critics.params.layout.tensors(batch["critics"])
-        actions, logprobs = self.policy.sample(actor, batch["obs"], batch["noise"])
-        values = self.critics.forward(critics, batch["obs"], actions)
-        loss = actor_loss(values, logprobs, batch["log_alpha"].exp())
-        return loss, (torch.stack([loss.detach(), -logprobs.detach().mean()]),)
+        actor, critics = self.policy.params.tensors(), self.critics.params.tensors()
+        actor_trace = self.policy.network.trace(actor, batch["obs"])
+        draw = SquashedDraw(actor_trace[-1], batch["noise"])
+        critic_trace = self.critics.trace(critics, batch["obs"], draw.actions)
+        alpha = self._log_alpha.exp()
+        loss, value_slopes = actor_loss(critic_trace[-1].squeeze(2), draw.logprobs, alpha)
+        action_slopes = self.critics.action_slopes(critics, critic_trace, value_slopes)
+        output_slopes = draw.backward(action_slopes, alpha / len(draw.logprobs))
+        gradients = self.policy.network.backward(actor, actor_trace, output_slopes)
+        return Slope(self.policy.params.layout.join(gradients), torch.stack([loss, -draw.logprobs.mean()]))
 
     def state_dict(self) -> dict[str, Any]:
         """All networks, the temperature, every optimizer, and the streams."""
         return {
             "policy": self.policy.state_dict(),
             "critics": self.critics.params.state_dict(),
-            "target": self._target.cpu().clone(),
+            "target": self._target.flat.cpu().clone(),
             "log_alpha": self._log_alpha.cpu().clone(),
             "actor_optimizer": self._actor_descent.adam.state_dict(),
             "critic_optimizer": self._critic_descent.adam.state_dict(),
@@ -165,7 +173,7 @@ class SACLearner:
         """Go on where `state` stopped."""
         self.policy.load_state_dict(state["policy"])
         self.critics.params.load_state_dict(state["critics"])
-        self._target.copy_(state["target"])
+        self._target.set(state["target"])
         self._log_alpha.copy_(state["log_alpha"])
         self._actor_descent.adam.load_state_dict(state["actor_optimizer"])
         self._critic_descent.adam.load_state_dict(state["critic_optimizer"])

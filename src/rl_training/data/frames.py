@@ -39,14 +39,13 @@ class FrameStore:
         """Note that these rows will have no successor of their own episode."""
         self._ended[rows] = True
 
-    def read(self, rows: Index) -> tuple[Tensor, Tensor]:
+    def read(self, rows: Index) -> tuple[Images, Images]:
         """Observations and next observations of `rows`."""
-        index = torch.from_numpy(rows)
-        following = self._frames[(index + self.num_envs) % self.capacity]
+        following = self._array[(rows + self.num_envs) % self.capacity]
         for place, row in enumerate(rows.tolist()):
             if row in self._beyond:
-                following[place] = torch.from_numpy(self._beyond[row])
-        return self._frames[index], following
+                following[place] = self._beyond[row]
+        return self._array[rows], following
 
     def block(self, rows: Index) -> dict[str, Tensor]:
         """The images of `rows`, and in their order the second images of those that ended."""

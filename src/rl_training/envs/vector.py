@@ -69,7 +69,10 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
         """The observations in fresh memory: what a caller keeps is never written again, neither by us nor by an env."""
         space = self.single_observation_space
         try:
-            if isinstance(space, Box):  # what Gymnasium's functions do for it, without the search for them
+            if isinstance(space, Box):  # what Gymnasium's functions do for it, in a fraction of the time
+                batch = np.array(observations)
+                if batch.shape[1:] == space.shape and batch.dtype == space.dtype:
+                    return batch
                 return np.stack(observations, out=np.empty((self.num_envs, *space.shape), space.dtype))
             fresh: Any = create_empty_array(space, self.num_envs, fn=np.empty)
             return concatenate(space, observations, fresh)

@@ -1,7 +1,7 @@
 """An actor and a critic with separate networks, all parameters in one flat vector."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,12 +9,29 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rl_training.policies.base import Array, PolicyOutput
-from rl_training.policies.distributions import LOG_STD, build_distribution
+from rl_training.policies.distributions import LOG_STD, Scores, build_distribution
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.host import HostedParams, pack_policy, unpack_policy
-from rl_training.policies.mlp import MLP, NetworkSpec
+from rl_training.policies.mlp import MLP, NetworkSpec, Trace
 
 ACTOR_GAIN, CRITIC_GAIN = 0.01, 1.0
+
+
+class OutputSlopes(NamedTuple):
+    """Slopes of a loss in a policy's output."""
+
+    logprobs: Tensor  # [batch]
+    values: Tensor  # [batch]
+    entropy: float  # the same for every transition
+
+
+class Evaluation(NamedTuple):
+    """Stored actions as the policy sees them, and what the way back to the parameters needs."""
+
+    output: PolicyOutput
+    actor: Trace
+    critic: Trace
+    scores: Scores
 
 
 class ActorCritic:
@@ -62,12 +79,19 @@ class ActorCritic:
         outputs = self.actor.forward_array(self.params.arrays, self.encoder.encode_array(obs))
         return self.to_env(self.distribution.mode(outputs))
 
-    def evaluate(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> PolicyOutput:
+    def evaluate(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> "Evaluation":
         """Score stored actions under `params`."""
-        outputs = self.actor.forward(params, features)
-        logprobs, entropy = self.distribution.score(params, outputs, actions)
-        values = self.critic.forward(params, features).squeeze(1)
-        return PolicyOutput(actions, logprobs, values, entropy)
+        actor, critic = self.actor.trace(params, features), self.critic.trace(params, features)
+        scores = self.distribution.score(params, actor[-1], actions)
+        output = PolicyOutput(actions, scores.logprobs, critic[-1].squeeze(1), scores.entropies)
+        return Evaluation(output, actor, critic, scores)
+
+    def gradient(self, params: Mapping[str, Tensor], evaluation: "Evaluation", slopes: "OutputSlopes") -> Tensor:
+        """The flat gradient of a loss, from its slopes in what an evaluation gave out."""
+        outputs, gradients = evaluation.scores.backward(slopes.logprobs, slopes.entropy)
+        gradients |= self.actor.backward(params, evaluation.actor, outputs)
+        gradients |= self.critic.backward(params, evaluation.critic, slopes.values.unsqueeze(1))
+        return self.params.layout.join(gradients)
 
     def values(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """State values [batch] under `params`."""

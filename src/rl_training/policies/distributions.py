@@ -40,8 +40,21 @@ class ActionDistribution(Protocol):
     def to_env(self, actions: Array) -> Array:
         """What the env receives for these actions."""
 
-    def score(self, params: Mapping[str, Tensor], outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies, both [batch]."""
+    def score(self, params: Mapping[str, Tensor], outputs: Tensor, actions: Tensor) -> "Scores":
+        """How likely these actions are."""
+
+
+class Scores(Protocol):
+    """Log-probabilities and entropies of a batch, and the way back from them."""
+
+    logprobs: Tensor  # [batch]
+    entropies: Tensor  # [batch]
+
+    def backward(self, logprob_slopes: Tensor, entropy_slope: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """Slopes of a loss in the actor's outputs, and the gradients of the distribution's own parameters.
+
+        They follow from its slopes in the log-probs [batch], and in every one of the entropies.
+        """
 
 
 class Categorical:
@@ -69,12 +82,29 @@ class Categorical:
         """Count from the space's own start."""
         return actions + self._start if self._start else actions
 
-    def score(self, params: Mapping[str, Tensor], outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies, both [batch]."""
+    def score(self, params: Mapping[str, Tensor], outputs: Tensor, actions: Tensor) -> "CategoricalScores":
+        """How likely these actions are."""
         del params
-        logprobs = torch.log_softmax(outputs, dim=1)
-        entropies = -(logprobs.exp() * logprobs).sum(dim=1)
-        return logprobs.gather(1, actions.unsqueeze(1)).squeeze(1), entropies
+        return CategoricalScores(outputs, actions)
+
+
+class CategoricalScores:
+    """Under a softmax of `outputs` [batch, action]."""
+
+    def __init__(self, outputs: Tensor, actions: Tensor) -> None:
+        self._actions = actions.unsqueeze(1)
+        self._logprobs = torch.log_softmax(outputs, dim=1)
+        self._probs = self._logprobs.exp()
+        self.logprobs = self._logprobs.gather(1, self._actions).squeeze(1)
+        self.entropies = -(self._probs * self._logprobs).sum(dim=1)
+
+    def backward(self, logprob_slopes: Tensor, entropy_slope: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """d log p(a) / d output = [output is a's] - p, and d entropy / d output = -p (log p + entropy)."""
+        slopes = logprob_slopes.unsqueeze(1)
+        outputs = (self._probs * -slopes).scatter_add_(1, self._actions, slopes)
+        if entropy_slope:
+            outputs -= entropy_slope * self._probs * (self._logprobs + self.entropies.unsqueeze(1))
+        return outputs, {}
 
 
 class BoundedActions:
@@ -122,14 +152,27 @@ class DiagonalGaussian:
         """Scaled to the env's bounds, clipped to them, in its shape."""
         return self._actions.to_env(actions)
 
-    def score(self, params: Mapping[str, Tensor], outputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies summed over the action's dimensions, both [batch]."""
-        log_std = params[LOG_STD]
-        deviations = (actions - outputs) * torch.exp(-log_std)
-        log_scale = log_std.sum() + 0.5 * self.num_outputs * math.log(2 * math.pi)
-        logprobs = -0.5 * deviations.square().sum(dim=1) - log_scale
-        entropy = log_scale + 0.5 * self.num_outputs
-        return logprobs, entropy.expand(len(actions))
+    def score(self, params: Mapping[str, Tensor], outputs: Tensor, actions: Tensor) -> "GaussianScores":
+        """How likely these actions are."""
+        return GaussianScores(outputs, params[LOG_STD], actions)
+
+
+class GaussianScores:
+    """Under normals around `means` [batch, dim], summed over the dimensions."""
+
+    def __init__(self, means: Tensor, log_std: Tensor, actions: Tensor) -> None:
+        self._precision = torch.exp(-log_std)
+        self._deviations = (actions - means) * self._precision
+        self._squares = self._deviations.square()
+        log_scale = log_std.sum() + 0.5 * len(log_std) * math.log(2 * math.pi)
+        self.logprobs = -0.5 * self._squares.sum(dim=1) - log_scale
+        self.entropies = (log_scale + 0.5 * len(log_std)).expand(len(actions))
+
+    def backward(self, logprob_slopes: Tensor, entropy_slope: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """With z = (a - mean) / std: d log p / d mean = z / std, d log p / d log std = z^2 - 1; d entropy is 1."""
+        slopes = logprob_slopes.unsqueeze(1)
+        log_std = (slopes * (self._squares - 1.0)).sum(dim=0) + entropy_slope * len(slopes)
+        return slopes * self._deviations * self._precision, {LOG_STD: log_std}
 
 
 def build_distribution(space: spaces.Space[Any]) -> ActionDistribution:

@@ -29,9 +29,18 @@ class FlatLayout:
         self.size = sum(self._chunks)
 
     def tensors(self, flat: Tensor) -> dict[str, Tensor]:
-        """The named views of `flat`; gradients flow back to it through one split."""
+        """The named views of `flat`."""
         chunks = torch.split(flat, self._chunks)[::2]
         return {name: chunk.view(shape) for chunk, (name, shape) in zip(chunks, self.shapes.items(), strict=True)}
+
+    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """A flat vector of named arrays, with zeros between them."""
+        chunks: list[Tensor] = []
+        for name, padding in zip(self.shapes, self._chunks[1::2], strict=True):
+            chunks.append(parts[name].reshape(-1))
+            if padding:
+                chunks.append(parts[name].new_zeros(padding))
+        return torch.cat(chunks)
 
     def arrays(self, flat: FloatArray) -> dict[str, FloatArray]:
         """The named views of a NumPy vector."""

@@ -17,12 +17,19 @@ class HostedParams:
     def __init__(self, shapes: Mapping[str, Shape], device: torch.device) -> None:
         self.layout = FlatLayout(shapes)
         self.flat = torch.zeros(self.layout.size, device=device)
+        self._views = self.layout.tensors(self.flat)
         self._host = self.flat if device.type == "cpu" else self.flat.cpu()
         self.arrays: dict[str, FloatArray] = self.layout.arrays(self._host.numpy())
 
     def tensors(self) -> dict[str, Tensor]:
-        """The named views of the flat vector."""
-        return self.layout.tensors(self.flat)
+        """The named views of the flat vector; a graph makes its own, since its inputs must not overlap."""
+        return self.layout.tensors(self.flat) if torch.compiler.is_compiling() else self._views
+
+    def twin(self) -> "HostedParams":
+        """The same names and values in memory of their own."""
+        twin = HostedParams(self.layout.shapes, self.flat.device)
+        twin.set(self.flat)
+        return twin
 
     def set(self, values: Tensor) -> None:
         """Take over a whole flat vector, which may lie on another device."""

@@ -8,11 +8,32 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rl_training.policies.flat import FloatArray, Shape
 
 Activation = Literal["tanh", "relu"]
+Trace = list[Tensor]
+"""What a pass leaves behind for the way back: the features, the outputs of every hidden layer, the outputs."""
+
+
+def activate(activation: Activation, inputs: Tensor) -> Tensor:
+    """The activations of `inputs`, in their memory."""
+    if activation == "relu":
+        return torch.relu_(inputs)
+    if inputs.is_cpu and not torch.compiler.is_compiling():
+        array = inputs.numpy()
+        np.tanh(array, out=array)  # takes a sixth of the time of torch's
+        return inputs
+    return torch.tanh_(inputs)
+
+
+def through_activation(activation: Activation, slopes: Tensor, outputs: Tensor) -> Tensor:
+    """Slopes in the inputs of an activation, from those in its `outputs`."""
+    if activation == "relu":
+        through: Tensor = torch.ops.aten.threshold_backward(slopes, outputs, 0.0)
+    else:
+        through = torch.ops.aten.tanh_backward(slopes, outputs)
+    return through
 
 
 @dataclass(frozen=True)
@@ -51,11 +72,29 @@ class MLP:
 
     def forward(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Outputs [batch, out] of features [batch, in]."""
-        activate = torch.tanh if self.activation == "tanh" else torch.relu
-        for weight, bias in self.layers[:-1]:
-            features = activate(functional.linear(features, params[weight], params[bias]))
-        weight, bias = self.layers[-1]
-        return functional.linear(features, params[weight], params[bias])
+        return self.trace(params, features)[-1]
+
+    def trace(self, params: Mapping[str, Tensor], features: Tensor) -> Trace:
+        """The same pass with all that `backward` needs."""
+        trace = [features]
+        for weight, bias in self.layers:
+            outputs = torch.addmm(params[bias], trace[-1], params[weight].t())
+            last = (weight, bias) == self.layers[-1]
+            trace.append(outputs if last else activate(self.activation, outputs))
+        return trace
+
+    def backward(self, params: Mapping[str, Tensor], trace: Trace, slopes: Tensor) -> dict[str, Tensor]:
+        """The gradient of every parameter, from the slopes of a loss in the outputs.
+
+        Written out, because it takes a quarter of the time that automatic differentiation does for small networks.
+        """
+        gradients: dict[str, Tensor] = {}
+        for index in reversed(range(len(self.layers))):
+            weight, bias = self.layers[index]
+            gradients[weight], gradients[bias] = slopes.t() @ trace[index], slopes.sum(dim=0)
+            if index:
+                slopes = through_activation(self.activation, slopes @ params[weight], trace[index])
+        return gradients
 
     def forward_array(self, params: Mapping[str, FloatArray], features: FloatArray) -> FloatArray:
         """The same pass in NumPy, whose small operations cost a tenth of torch's."""

@@ -1,7 +1,7 @@
 """Action values for discrete actions, plain or dueling, and the greedy policy over them."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,15 @@ from rl_training.policies.base import Array
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.flat import FloatArray, Shape
 from rl_training.policies.host import HostedParams
-from rl_training.policies.mlp import MLP, NetworkSpec
+from rl_training.policies.mlp import MLP, NetworkSpec, Trace
+
+
+class QTrace(NamedTuple):
+    """Values [batch, action], and what the way back to the parameters needs."""
+
+    values: Tensor
+    advantage: Trace
+    value: Trace | None
 
 
 class QNetwork:
@@ -52,10 +60,25 @@ class QNetwork:
 
     def q_values(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Values [batch, action] under `params`."""
-        advantages = self.advantage.forward(params, features)
+        return self.trace(params, features).values
+
+    def trace(self, params: Mapping[str, Tensor], features: Tensor) -> QTrace:
+        """The same pass with all that `gradient` needs."""
+        advantage = self.advantage.trace(params, features)
         if self.value is None:
-            return advantages
-        return self.value.forward(params, features) + advantages - advantages.mean(dim=1, keepdim=True)
+            return QTrace(advantage[-1], advantage, None)
+        value = self.value.trace(params, features)
+        return QTrace(value[-1] + advantage[-1] - advantage[-1].mean(dim=1, keepdim=True), advantage, value)
+
+    def gradient(self, params: Mapping[str, Tensor], trace: QTrace, slopes: Tensor) -> Tensor:
+        """The flat gradient of a loss, from its slopes in the values [batch, action]."""
+        gradients: dict[str, Tensor] = {}
+        if self.value is not None and trace.value is not None:
+            total = slopes.sum(dim=1, keepdim=True)
+            gradients |= self.value.backward(params, trace.value, total)
+            slopes = slopes - total / self.num_actions
+        gradients |= self.advantage.backward(params, trace.advantage, slopes)
+        return self.params.layout.join(gradients)
 
     def greedy(self, obs: Array) -> Array:
         """The best action per row, counted from 0; a state's value is the same for all and does not matter."""
@@ -75,5 +98,7 @@ class QNetwork:
 
 def explore(greedy: Array, num_actions: int, epsilon: float, stream: np.random.Generator) -> Array:
     """Replace each action by a uniform one with probability `epsilon`."""
-    random = stream.integers(num_actions, size=len(greedy))
-    return np.where(stream.random(len(greedy)) < epsilon, random, greedy)
+    explores = stream.random(len(greedy)) < epsilon
+    if not explores.any():
+        return greedy
+    return np.where(explores, stream.integers(num_actions, size=len(greedy)), greedy)

@@ -1,7 +1,7 @@
 """SAC's networks: a squashed Gaussian actor, and two critics that run as one batched network."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,21 +16,34 @@ from rl_training.policies.distributions import BoundedActions
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.flat import Shape
 from rl_training.policies.host import HostedParams, pack_policy, unpack_policy
-from rl_training.policies.mlp import MLP, NetworkSpec
+from rl_training.policies.mlp import MLP, NetworkSpec, Trace, activate, through_activation
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 NUM_CRITICS = 2
 
 
-def squash(means: Tensor, log_stds: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Actions tanh(mean + std * noise) [batch, dim] and their log-probs [batch].
+class SquashedDraw:
+    """Actions tanh(mean + std * noise) [batch, dim] and their log-probs [batch], from outputs [batch, 2 dim]."""
 
-    log(1 - tanh(u)^2) is written as 2 (log 2 - u - softplus(-2u)), which stays exact where tanh(u) rounds to 1.
-    """
-    unbounded = means + log_stds.exp() * noise
-    gaussian = -0.5 * noise.square() - log_stds - 0.5 * math.log(2 * math.pi)
-    correction = 2.0 * (math.log(2.0) - unbounded - functional.softplus(-2.0 * unbounded))
-    return torch.tanh(unbounded), (gaussian - correction).sum(dim=1)
+    def __init__(self, outputs: Tensor, noise: Tensor) -> None:
+        means, self._raw_log_stds = outputs.chunk(2, dim=1)
+        log_stds = self._raw_log_stds.clamp(LOG_STD_MIN, LOG_STD_MAX)
+        self._spread = log_stds.exp() * noise
+        unbounded = means + self._spread
+        self.actions = torch.tanh(unbounded)
+        gaussian = -0.5 * noise.square() - log_stds - 0.5 * math.log(2 * math.pi)
+        # log(1 - tanh(u)^2), which stays exact where tanh(u) rounds to 1.
+        correction = 2.0 * (math.log(2.0) - unbounded - functional.softplus(-2.0 * unbounded))
+        self.logprobs = (gaussian - correction).sum(dim=1)
+
+    def backward(self, action_slopes: Tensor, logprob_slope: Tensor) -> Tensor:
+        """Slopes of a loss in the outputs, from those in the actions [batch, dim] and in every log-prob.
+
+        With u = mean + std * noise: d action / d u = 1 - action^2, and d log-prob / d u = 2 action.
+        """
+        means = action_slopes * (1.0 - self.actions.square()) + logprob_slope * (2.0 * self.actions)
+        inside = (self._raw_log_stds >= LOG_STD_MIN) & (self._raw_log_stds <= LOG_STD_MAX)
+        return torch.cat([means, (means * self._spread - logprob_slope) * inside], dim=1)
 
 
 class SquashedActor:
@@ -87,10 +100,9 @@ class SquashedActor:
         outputs = self.network.forward_array(self.params.arrays, self.encoder.encode_array(obs))
         return self.to_env(np.tanh(outputs[:, : self.actions.size]))
 
-    def sample(self, params: Mapping[str, Tensor], features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions and log-probs under `params`; gradients flow through the action."""
-        means, log_stds = self.network.forward(params, features).chunk(2, dim=1)
-        return squash(means, log_stds.clamp(LOG_STD_MIN, LOG_STD_MAX), noise)
+    def sample(self, params: Mapping[str, Tensor], features: Tensor, noise: Tensor) -> SquashedDraw:
+        """Actions and log-probs under `params`."""
+        return SquashedDraw(self.network.forward(params, features), noise)
 
     def state_dict(self) -> dict[str, Any]:
         """Named parameters, and the stream that draws actions."""
@@ -106,6 +118,7 @@ class TwinCritics:
 
     def __init__(self, num_features: int, num_actions: int, network: NetworkSpec) -> None:
         self.sizes = [num_features + num_actions, *network.hidden_sizes, 1]
+        self._num_actions = num_actions
         self.activation = network.activation
         self.layers = [(f"critics.{index}.weight", f"critics.{index}.bias") for index in range(len(self.sizes) - 1)]
         shapes: dict[str, Shape] = {}
@@ -125,9 +138,37 @@ class TwinCritics:
 
     def forward(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> Tensor:
         """Values [critic, batch]."""
-        activate = torch.tanh if self.activation == "tanh" else torch.relu
-        hidden = torch.cat([features, actions], dim=1).expand(NUM_CRITICS, -1, -1)
-        for weight, bias in self.layers[:-1]:
-            hidden = activate(torch.baddbmm(params[bias], hidden, params[weight]))
-        weight, bias = self.layers[-1]
-        return torch.baddbmm(params[bias], hidden, params[weight]).squeeze(2)
+        return self.trace(params, features, actions)[-1].squeeze(2)
+
+    def trace(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> Trace:
+        """The same pass, its values as [critic, batch, 1], with all that the way back needs."""
+        trace = [torch.cat([features, actions], dim=1).expand(NUM_CRITICS, -1, -1)]
+        for weight, bias in self.layers:
+            outputs = torch.baddbmm(params[bias], trace[-1], params[weight])
+            last = (weight, bias) == self.layers[-1]
+            trace.append(outputs if last else activate(self.activation, outputs))
+        return trace
+
+    def gradient(self, params: Mapping[str, Tensor], trace: Trace, slopes: Tensor) -> Tensor:
+        """The flat gradient of a loss, from its slopes in the values [critic, batch]."""
+        gradients: dict[str, Tensor] = {}
+        for index, layer_slopes in self._slopes(params, trace, slopes):
+            weight, bias = self.layers[index]
+            gradients[weight] = trace[index].transpose(1, 2) @ layer_slopes
+            gradients[bias] = layer_slopes.sum(dim=1, keepdim=True)
+        return self.params.layout.join(gradients)
+
+    def action_slopes(self, params: Mapping[str, Tensor], trace: Trace, slopes: Tensor) -> Tensor:
+        """Slopes of a loss in the actions [batch, dim]; nothing else of its gradient is worked out."""
+        *_, (_, first) = self._slopes(params, trace, slopes)
+        weight = params[self.layers[0][0]][:, -self._num_actions :]
+        return (first @ weight.transpose(1, 2)).sum(dim=0)
+
+    def _slopes(self, params: Mapping[str, Tensor], trace: Trace, slopes: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """From the last layer to the first: its index, and the slopes in what it gives out before activation."""
+        slopes = slopes.unsqueeze(2)
+        for index in reversed(range(len(self.layers))):
+            yield index, slopes
+            if index:
+                slopes = slopes @ params[self.layers[index][0]].transpose(1, 2)
+                slopes = through_activation(self.activation, slopes, trace[index])

@@ -50,7 +50,7 @@ class Collection:
         """Count a stored step, and start the next episodes of the envs that ended with it."""
         self.num_env_steps += envs.num_envs
         self.obs, self.actions = next_obs, None
-        if ended.any():
+        if "_episode" in infos:
             self.episodes += finished_episodes(infos)
             self.obs, _ = envs.reset(options={"reset_mask": ended})
 

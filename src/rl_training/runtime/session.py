@@ -84,6 +84,11 @@ class TrainingSession:
         self._episodes: deque[Episode] = deque(maxlen=_RETURN_WINDOW)
         self._evaluation: MetricDict = {}
         self._evaluated_at = -1
+        self._intervals = (
+            ("log", config.log_interval),
+            ("evaluate", config.eval_interval),
+            ("save", config.checkpoint_interval),
+        )
         self._due: list[str] = []
         self._actions: Any = None
         self._half_learnt = False
@@ -152,18 +157,12 @@ class TrainingSession:
 
     def _end_iteration(self) -> None:
         before, self.iterated_at = self.iterated_at, self.state.global_step
-        intervals = {
-            "log": self.config.log_interval,
-            "evaluate": self.config.eval_interval,
-            "save": self.config.checkpoint_interval,
-        }
-        self._due = [name for name, interval in intervals.items() if crosses(interval, before, self.iterated_at)]
+        self._due = [name for name, interval in self._intervals if crosses(interval, before, self.iterated_at)]
 
     def settle(self) -> None:
         """Log, evaluate and save, as far as it is due; what a signal cuts short stays due in the checkpoint."""
-        actions = {"log": self.log, "evaluate": self.evaluate, "save": self.save}
         while self._due and not self.interrupted():
-            actions[self._due[0]]()
+            {"log": self.log, "evaluate": self.evaluate, "save": self.save}[self._due[0]]()
         if self._checkpoint_overdue():
             self.save()
 
