@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from typing import Any, ClassVar
 
 import gymnasium
@@ -195,6 +196,20 @@ class StateEnv(HiddenWalk):
         self.np_random.bit_generator.state, self.noise.bit_generator.state = state["generators"]
 
 
+class SlowEnv(StepEnv):
+    """Works for a while in every step."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        until = time.perf_counter() + self.seconds
+        while time.perf_counter() < until:
+            pass
+        return super().step(action)
+
+
+gymnasium.register("tests/Slow-v0", f"{__name__}:SlowEnv")
 gymnasium.register("tests/Signalling-v0", f"{__name__}:SignallingEnv")
 gymnasium.register("tests/Breaking-v0", f"{__name__}:BreakingEnv")
 gymnasium.register("tests/Unrepeatable-v0", f"{__name__}:UnrepeatableEnv")

@@ -9,6 +9,8 @@ import gymnasium
 from gymnasium.error import DependencyNotInstalled, Error, NameNotFound, NamespaceNotFound, VersionNotFound
 from gymnasium.wrappers import RecordEpisodeStatistics
 
+from rl_training.envs.choosing import choose_vectorization
+from rl_training.envs.native import NativeEpisodeVectorEnv
 from rl_training.envs.probes import register_probes
 from rl_training.envs.vector import AnyEnv, EpisodeVectorEnv, SyncEpisodeVectorEnv
 from rl_training.envs.workers import AsyncEpisodeVectorEnv
@@ -30,16 +32,35 @@ def make_env(config: TrainConfig, env_index: int) -> AnyEnv:
     return RecordEpisodeStatistics(make_single_env(config.env_id, config.env_kwargs))
 
 
+def resolve_vectorization(config: TrainConfig) -> tuple[TrainConfig, str | None]:
+    """The config with `vectorization: auto` decided, and why it was decided so."""
+    if config.vectorization != "auto":
+        return config, None
+    chosen = choose_vectorization(config, partial(make_single_env, config.env_id, config.env_kwargs))
+    changes = {"vectorization": chosen.kind, "envs_per_worker": chosen.envs_per_worker}
+    return config.model_copy(update=changes), f"{chosen.kind}: {chosen.reason}"
+
+
 def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
     """`num_envs` copies behind one interface, autoreset off; the caller closes it."""
+    config, _ = resolve_vectorization(config)
     if config.num_envs > _SURELY_FIT:
         check_memory(config.num_envs * _env_bytes(config), f"lower num_envs={config.num_envs}")
-    env_fns = [partial(make_single_env, config.env_id, config.env_kwargs)] * config.num_envs
+    env_fn = partial(make_single_env, config.env_id, config.env_kwargs)
     if config.vectorization == "sync":
-        return SyncEpisodeVectorEnv(env_fns, config.seed)
+        return SyncEpisodeVectorEnv([env_fn] * config.num_envs, config.seed)
+    if config.vectorization == "native":
+        with closing(env_fn()):  # says what is wrong with the arguments
+            return NativeEpisodeVectorEnv(
+                config.env_id, config.env_kwargs, env_fn, num_envs=config.num_envs, run_seed=config.seed
+            )
     try:
         return AsyncEpisodeVectorEnv(
-            env_fns, config.seed, step_timeout=config.step_timeout, max_restarts=config.env_restarts
+            [env_fn] * config.num_envs,
+            config.seed,
+            envs_per_worker=config.envs_per_worker,
+            step_timeout=config.step_timeout,
+            max_restarts=config.env_restarts,
         )
     except (TypeError, ValueError, Error) as error:  # spaces that have no place in shared memory
         raise EnvironmentSetupError(

@@ -14,6 +14,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from rl_training.envs.common import EnvFactory, Restoration, StepResult, finish_restore, finish_step, misfit
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds
+from rl_training.envs.native import NativeEpisodeVectorEnv
 from rl_training.envs.restore import AnyEnv, capture_state, restore_env
 from rl_training.envs.workers import AsyncEpisodeVectorEnv
 from rl_training.errors import EnvironmentStepError, told
@@ -103,4 +104,4 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
         )
 
 
-EpisodeVectorEnv = SyncEpisodeVectorEnv | AsyncEpisodeVectorEnv
+EpisodeVectorEnv = SyncEpisodeVectorEnv | AsyncEpisodeVectorEnv | NativeEpisodeVectorEnv

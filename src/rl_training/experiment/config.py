@@ -54,6 +54,7 @@ _FREE_TO_CHANGE = (
     "step_timeout",
     "env_restarts",
     "vectorization",
+    "envs_per_worker",
     "tags",
 )
 
@@ -74,8 +75,13 @@ class TrainConfig(StrictModel):
     output_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Path("runs")
     device: Annotated[Name, AfterValidator(_known_device)] = "auto"
     num_envs: PositiveInt = 1
-    vectorization: Literal["sync", "async"] = "sync"
-    """`sync` steps the envs in this process, `async` in one process each; the trajectories are the same."""
+    vectorization: Literal["sync", "async", "native", "auto"] = "sync"
+    """`sync` steps the envs in this process, `async` in others, `native` all at once where Gymnasium can (CartPole).
+
+    The trajectories are the same. `auto` plays one env for a moment and takes what is fastest.
+    """
+    envs_per_worker: PositiveInt = 1
+    """Of `async`: how many envs share a process."""
     step_timeout: Annotated[Float, Field(gt=0.0)] = 5.0
     """Seconds without an answer after which a worker process counts as hung; resets get twelve times as long."""
     env_restarts: Annotated[Int, Field(ge=0)] = 3

@@ -5,7 +5,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -39,6 +39,8 @@ class RunOptions:
     callbacks: CallbackList
     run_dir: Path | None
     """Continue in this directory instead of creating one; needs `checkpoint_state`."""
+    decisions: dict[str, str] = field(default_factory=dict)
+    """By field of the config that said `auto`: what it came to, and why."""
 
 
 def run_training(
@@ -46,6 +48,7 @@ def run_training(
 ) -> TrainResult:
     """Run `loop` inside a session, from the run directory's creation to the last callback."""
     session = _open_session(config, parts, options)
+    session.note_decisions(options.decisions)
     try:
         with _stop_signals(session):
             options.callbacks.on_train_start(session.state)

@@ -53,8 +53,9 @@ class ProgressDisplay(Callback):
             markup=False,
             soft_wrap=True,
         )
-        if trainer.resumed is not None:
-            self._console.print(str(trainer.resumed), highlight=False, markup=False, soft_wrap=True)
+        notes = [f"{name} {decision}" for name, decision in trainer.decisions.items()]
+        for note in [*notes, str(trainer.resumed)] if trainer.resumed is not None else notes:
+            self._console.print(note, highlight=False, markup=False, soft_wrap=True)
         if self._console.is_terminal:
             self._bar = Progress(
                 BarColumn(bar_width=12, table_column=Column(min_width=12)),

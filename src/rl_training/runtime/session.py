@@ -103,6 +103,12 @@ class TrainingSession:
         if progress is not None:
             self._restore(progress)
 
+    def note_decisions(self, decisions: dict[str, str]) -> None:
+        """Keep what `auto` came to, and why, for whoever reads the metadata or watches the run."""
+        if decisions:
+            self.state.decisions = decisions
+            update_metadata(self._run.run_context, decisions=decisions)
+
     @property
     def finished(self) -> bool:
         """Whether the budget is used up in whole iterations, or somebody asked to stop."""

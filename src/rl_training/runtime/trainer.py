@@ -48,6 +48,8 @@ class TrainerState:
     stop_reason: str | None = None
     resumed: ResumeNote | None = None
     """From where this run went on, if it did."""
+    decisions: dict[str, str] = field(default_factory=dict)
+    """By field of the config that said `auto`: what it came to, and why."""
 
     def request_stop(self, reason: str) -> None:
         """End training after the running iteration; the first reason given counts."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from rl_training.algorithms.base import LearnerParams, LearnerSetup
 from rl_training.compiling import compiling_pays
-from rl_training.envs.factory import make_vector_env
+from rl_training.envs.factory import make_vector_env, resolve_vectorization
 from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig, with_resolved_params
@@ -77,7 +77,9 @@ def build_train_fn(
         params = resolve_params(config)
         config = with_resolved_compile(with_resolved_params(config, params), params)
         check_output_dir(config)
-        options = RunOptions(run_suffix, checkpoint_state, CallbackList(callbacks), run_dir)
+        config, vectorization = resolve_vectorization(config)
+        decisions = {"vectorization": vectorization} if vectorization else {}
+        options = RunOptions(run_suffix, checkpoint_state, CallbackList(callbacks), run_dir, decisions)
         # From the first weight on: the number of threads decides the last bits of a matrix product.
         with tuned_for_training(config), closing(make_vector_env(config)) as envs:
             wiring = wire(config, envs)

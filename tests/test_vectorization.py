@@ -1,0 +1,123 @@
+"""Native vector envs take the steps of the others, to the last bit; `auto` takes the kind that is fastest here."""
+
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chaos import result_of as outcome
+from conftest import MakeConfig
+from test_envs import run_steps
+from test_exact_resume import SignalAt, train
+
+from rl_training.envs.choosing import choose_vectorization, step_seconds
+from rl_training.envs.factory import make_single_env, make_vector_env, resolve_vectorization
+from rl_training.envs.native import NativeEpisodeVectorEnv
+from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.errors import EnvironmentSetupError, EnvironmentStepError
+from rl_training.experiment.runs import context_of, read_metadata
+from rl_training.experiment.sources import Layer
+from rl_training.runtime.progress import ProgressDisplay
+from rl_training.runtime.workflows import prepare_resume
+
+
+def balance(envs: EpisodeVectorEnv, steps: int) -> list[Any]:
+    """What a controller sees that keeps the pole up, so that episodes reach their time limit."""
+    obs, _ = envs.reset()
+    seen: list[Any] = [obs]
+    for _ in range(steps):
+        actions = (obs[:, 2] + 0.3 * obs[:, 3] + 0.02 * obs[:, 0] + 0.1 * obs[:, 1] > 0).astype(np.int64)
+        obs, rewards, terminated, truncated, _ = envs.step(actions)
+        seen += [obs, rewards, terminated, truncated]
+        if (terminated | truncated).any():
+            obs, _ = envs.reset(options={"reset_mask": terminated | truncated})
+            seen.append(obs)
+    envs.close()
+    return seen
+
+
+@pytest.mark.parametrize("play", [run_steps, balance])
+def test_native_envs_take_the_steps_of_the_others(make_config: MakeConfig, play: Any) -> None:
+    sync, native = (
+        play(make_vector_env(make_config(num_envs=5, vectorization=kind)), 1100) for kind in ("sync", "native")
+    )
+    assert len(sync) == len(native) > 1 + 4 * 1100
+    for left, right in zip(sync, native, strict=True):
+        assert left.dtype == right.dtype
+        assert np.array_equal(left, right)
+    if play is balance:
+        assert any(truncated.any() for truncated in native[4::4] if truncated.dtype == np.bool_)
+
+
+@pytest.mark.parametrize("other", ["native", "sync"])
+def test_a_native_run_is_resumed_exactly_in_either_kind(make_config: MakeConfig, other: str) -> None:
+    config = make_config(num_envs=4, vectorization="native")
+    straight = train(config)
+    assert outcome(straight) == outcome(train(make_config(num_envs=4)))
+    run_dir = train(config, SignalAt(70, "collect"))
+    prepare_resume(run_dir, [Layer("test", {"vectorization": other})]).train()
+    assert outcome(run_dir) == outcome(straight)
+    assert "not exact" not in str(read_metadata(context_of(run_dir))["resumed"])
+
+
+def test_an_env_without_a_native_vector_env_says_what_would_work(make_config: MakeConfig) -> None:
+    with pytest.raises(EnvironmentSetupError, match="Pendulum-v1 has no native vector env: use vectorization sync"):
+        make_vector_env(make_config(env_id="Pendulum-v1", vectorization="native"))
+    with pytest.raises(EnvironmentSetupError, match="no_such"):
+        make_vector_env(make_config(vectorization="native", env_kwargs={"no_such": 1}))
+
+
+def test_an_action_that_does_not_exist_is_refused(make_config: MakeConfig) -> None:
+    envs = make_vector_env(make_config(num_envs=2, vectorization="native"))
+    envs.reset()
+    with pytest.raises(EnvironmentStepError, match="invalid"):
+        envs.step(np.array([0, 2]))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "env_kwargs", "num_envs", "cores", "kind", "envs_per_worker"),
+    [
+        ("CartPole-v1", {}, 1, 8, "sync", 1),
+        ("CartPole-v1", {}, 64, 8, "native", 1),
+        ("Pendulum-v1", {}, 4, 8, "sync", 1),
+        ("tests/Slow-v0", {"seconds": 0.002}, 8, 4, "async", 2),
+        ("tests/Slow-v0", {"seconds": 0.002}, 7, 4, "async", 2),
+        ("tests/Slow-v0", {"seconds": 0.002}, 3, 8, "async", 1),
+        ("tests/Slow-v0", {"seconds": 0.002}, 8, 1, "sync", 1),
+    ],
+)
+def test_auto_takes_the_fastest_kind(
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    env_id: str,
+    env_kwargs: dict[str, Any],
+    num_envs: int,
+    cores: int,
+    kind: str,
+    envs_per_worker: int,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    config = make_config(env_id=env_id, env_kwargs=env_kwargs, num_envs=num_envs, vectorization="auto")
+    chosen = choose_vectorization(config, lambda: make_single_env(env_id, env_kwargs))
+    assert (chosen.kind, chosen.envs_per_worker) == (kind, envs_per_worker)
+    resolved, reason = resolve_vectorization(config)
+    assert (resolved.vectorization, resolved.envs_per_worker) == (kind, envs_per_worker)
+    assert reason == f"{chosen.kind}: one env" if num_envs == 1 else f"{num_envs} envs, {cores} cores" in str(reason)
+
+
+def test_a_step_is_timed_with_its_share_of_resets() -> None:
+    assert 0.002 <= step_seconds(make_single_env("tests/Slow-v0", {"seconds": 0.002})) < 0.02
+
+
+def test_what_auto_came_to_is_kept_and_shown(make_config: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(num_envs=16, vectorization="auto", algo_kwargs={"num_steps": 8, "minibatch_size": 64})
+    run_dir: Path = train(config, ProgressDisplay())
+    context = context_of(run_dir)
+    decision = read_metadata(context)["decisions"]["vectorization"]
+    assert decision.startswith("native: a step of one env takes ")
+    assert "vectorization: native" in context.config_path.read_text()
+    assert f"vectorization {decision}" in capsys.readouterr().err
+    with closing(make_vector_env(config)) as envs:
+        assert isinstance(envs, NativeEpisodeVectorEnv)
