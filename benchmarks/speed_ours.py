@@ -29,6 +29,7 @@ def make_config(job: Job, output_dir: Path) -> TrainConfig:
         output_dir=output_dir,
         device="cpu",
         num_envs=job.row.num_envs,
+        vectorization="auto",
         num_threads=job.threads,
         eval_episodes=0,
         log_interval=job.steps,

@@ -67,21 +67,26 @@ def test_without_a_compiler_a_run_says_so_and_goes_on(make_config: MakeConfig, m
     assert outcome(compiled) == outcome(eager)
 
 
+SMALL, LARGE = 64 * 64, 256 * 256
+
+
 def test_auto_weighs_the_planned_steps_against_the_time_seen_here(tmp_path: Path) -> None:
-    assert not compiling_pays(100_000)  # unknown: taken to cost 40 s, to be got back twice
-    assert compiling_pays(1_000_000)
+    assert not compiling_pays(100_000, LARGE)  # unknown: taken to cost 40 s, to be got back twice
+    assert not compiling_pays(1_000_000, SMALL)
+    assert compiling_pays(1_000_000, LARGE)
     remember_compiling(5.0)
     assert json.loads((tmp_path / "cache" / "rl_training" / "compiling.json").read_text()) == {"seconds": 5.0}
-    assert compiling_pays(100_000)
-    assert not compiling_pays(10_000)
+    assert compiling_pays(100_000, LARGE)
+    assert not compiling_pays(100_000, SMALL)
+    assert compiling_pays(1_000_000, SMALL)
     (tmp_path / "cache" / "rl_training" / "compiling.json").write_text("torn")
-    assert not compiling_pays(100_000)
+    assert not compiling_pays(100_000, LARGE)
 
 
 def test_what_cannot_be_remembered_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file in the way")
     remember_compiling(5.0)
-    assert not compiling_pays(100_000)
+    assert not compiling_pays(100_000, LARGE)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +94,7 @@ def test_what_cannot_be_remembered_does_no_harm(tmp_path: Path) -> None:
     [
         ("ppo", {"num_steps": 128, "minibatch_size": 100, "update_epochs": 4}, 977 * 4 * 11),
         ("dqn", {"learning_starts": 1_000, "train_frequency": 4, "gradient_steps": 2}, 999_000 // 4 * 2),
-        ("sac", {"learning_starts": 0, "train_frequency": 1}, 1_000_000),
+        ("sac", {"learning_starts": 0, "batch_size": 256, "hidden_sizes": [256, 256]}, 1_000_000),
     ],
 )
 def test_auto_is_decided_once_by_the_planned_gradient_steps(
@@ -98,7 +103,7 @@ def test_auto_is_decided_once_by_the_planned_gradient_steps(
     config = make_config(algo=algo, num_envs=8, total_timesteps=1_000_000, algo_kwargs=params)
     resolved = get_algorithm_spec(algo).resolve_params_fn(config)
     assert resolved.planned_gradient_steps(1_000_000, 8) == planned  # type: ignore[attr-defined]  # ours all have it
-    assert with_resolved_compile(config, resolved).compile == ("on" if planned > 200_000 else "off")
+    assert with_resolved_compile(config, resolved).compile == ("on" if algo == "sac" else "off")
     fixed = config.model_copy(update={"compile": "off"})
     assert with_resolved_compile(fixed, resolved) is fixed
 

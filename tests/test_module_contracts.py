@@ -29,7 +29,7 @@ LAYERS = [
     [f"runtime.{name}" for name in ("types", "plan", "collector", "evaluator", "saved")],
     [f"runtime.{name}" for name in ("trainer", "callbacks", "progress")],
     ["runtime.run_utils"],
-    ["runtime.agents", "runtime.session"],
+    ["runtime.agents", "runtime.session", "runtime.threads"],
     ["runtime.lifecycle"],
     ["runtime.wiring"],
     ["runtime.on_policy", "runtime.off_policy"],

@@ -15,10 +15,13 @@ import torch
 from conftest import MakeConfig
 
 import rl_training
+from rl_training.algorithms.ppo import PPOParams
+from rl_training.algorithms.sac import SACParams
 from rl_training.cli import load_config
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.runs import read_metadata, read_metrics
+from rl_training.experiment.runs import context_of, read_metadata, read_metrics
+from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.run_utils import (
     create_training_run,
     end_run,
@@ -30,6 +33,7 @@ from rl_training.runtime.run_utils import (
     tuned_for_training,
 )
 from rl_training.runtime.saved import ResumeNote
+from rl_training.runtime.threads import choose_threads, resolve_threads
 
 GIT = ["git", "-c", "user.name=test", "-c", "user.email=test@example.org"]
 
@@ -257,3 +261,27 @@ def test_freed_memory_is_kept_for_the_next_step() -> None:
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     first, later = map(int, answer.split())
     assert later < 50 < first
+
+
+def test_threads_are_tried_where_the_config_leaves_them_open(make_config: MakeConfig) -> None:
+    large = make_config(algo="sac", env_id="Pendulum-v1", num_threads="auto", algo_kwargs={"hidden_sizes": [512]})
+    resolved, reason = resolve_threads(large, SACParams(hidden_sizes=(512,)))
+    assert resolved.num_threads in {1, len(os.sched_getaffinity(0))}
+    assert reason is not None
+    assert reason.startswith(f"{resolved.num_threads}: ")
+    fixed = make_config(num_threads=3)
+    assert resolve_threads(fixed, PPOParams()) == (fixed, None)
+    assert choose_threads(256, 256, cores=1) == (1, "one core")
+
+
+def test_small_products_stay_on_one_thread() -> None:
+    threads, reason = choose_threads(1, 8, cores=2)
+    assert threads == 1
+    assert reason.startswith("a product of 1x8 with 8x8 takes ")
+
+
+def test_what_the_trial_of_threads_came_to_stays_with_the_run(make_config: MakeConfig) -> None:
+    result = train_ppo(make_config(num_threads="auto"))
+    context = context_of(result.run_dir)
+    decision = read_metadata(context)["decisions"]["num_threads"]
+    assert load_checkpoint(result.checkpoint_path).config["num_threads"] == int(decision.partition(":")[0])

@@ -101,6 +101,11 @@ class LearnerParams(StrictModel):
         del total_timesteps, num_envs
         return 0
 
+    @property
+    def rows_per_step(self) -> int:
+        """Transitions that one gradient step learns from."""
+        return 1
+
     def network(self, device: torch.device) -> NetworkSpec:
         """What the networks have in common."""
         return NetworkSpec(self.hidden_sizes, self.activation, device, self.normalize_obs)
@@ -126,6 +131,11 @@ class OffPolicyParams(LearnerParams):
         """As many as the env steps after the warm-up owe."""
         del num_envs
         return max(0, total_timesteps - self.learning_starts) // self.train_frequency * self.gradient_steps
+
+    @property
+    def rows_per_step(self) -> int:
+        """A replayed batch."""
+        return self.batch_size
 
     def check_replay(self, num_envs: int) -> None:
         """Refuse a replay buffer that cannot serve a batch, or not one step of all envs."""

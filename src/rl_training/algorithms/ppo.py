@@ -58,6 +58,11 @@ class PPOParams(LearnerParams):
         rollout = self.num_steps * num_envs
         return math.ceil(total_timesteps / rollout) * self.update_epochs * math.ceil(rollout / self.minibatch_size)
 
+    @property
+    def rows_per_step(self) -> int:
+        """A minibatch."""
+        return self.minibatch_size
+
     def check_rollout(self, num_envs: int) -> None:
         """Refuse a minibatch that no rollout could fill."""
         total = self.num_steps * num_envs

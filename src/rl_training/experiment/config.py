@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PlainValidator
 
 from rl_training.experiment.validation import (
     Float,
@@ -39,6 +39,12 @@ def _known_device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise ValueError("allowed: auto, cpu, cuda, cuda:N, mps")
     return name
+
+
+def _known_threads(value: Any) -> Any:
+    if value != "auto" and not (type(value) is int and value >= 1):
+        raise ValueError("give a number from 1 on, or auto")
+    return value
 
 
 # What a resumed run may have otherwise than before without taking another course.
@@ -88,8 +94,8 @@ class TrainConfig(StrictModel):
     """How often in a row a worker process is started again, and its envs brought back, before the run ends."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether updates are compiled; `auto` does it where the planned gradient steps repay the time it takes."""
-    num_threads: PositiveInt = 1
-    """Threads for matrix products; small networks are fastest on one."""
+    num_threads: Annotated[int | Literal["auto"], PlainValidator(_known_threads)] = 1
+    """Threads for matrix products; small networks are fastest on one. `auto` tries whether several pay."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
     """Of float32 matrix products; `medium` may use bfloat16, which is faster where the CPU has units for it."""
     eval_episodes: Annotated[Int, Field(ge=0)] = 5

@@ -39,8 +39,8 @@ class RunOptions:
     callbacks: CallbackList
     run_dir: Path | None
     """Continue in this directory instead of creating one; needs `checkpoint_state`."""
-    decisions: dict[str, str] = field(default_factory=dict)
-    """By field of the config that said `auto`: what it came to, and why."""
+    decisions: dict[str, str | None] = field(default_factory=dict)
+    """By field of the config, where it said `auto`: what it came to, and why."""
 
 
 def run_training(

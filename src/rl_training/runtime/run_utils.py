@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -72,12 +72,13 @@ def _works(name: str) -> bool:
 
 
 @contextmanager
-def limited_threads(num_threads: int) -> Iterator[None]:
-    """Let torch and NumPy's BLAS use this many threads, and give back what they had."""
+def limited_threads(num_threads: int | Literal["auto"]) -> Iterator[None]:
+    """Let torch and NumPy's BLAS use this many threads, one where that is not decided, and give back what they had."""
+    threads = 1 if num_threads == "auto" else num_threads
     before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(threads)
     try:
-        with threadpool_limits(num_threads):
+        with threadpool_limits(threads):
             yield
     finally:
         torch.set_num_threads(before)

@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -103,11 +103,11 @@ class TrainingSession:
         if progress is not None:
             self._restore(progress)
 
-    def note_decisions(self, decisions: dict[str, str]) -> None:
+    def note_decisions(self, decisions: Mapping[str, str | None]) -> None:
         """Keep what `auto` came to, and why, for whoever reads the metadata or watches the run."""
-        if decisions:
-            self.state.decisions = decisions
-            update_metadata(self._run.run_context, decisions=decisions)
+        self.state.decisions = {name: decision for name, decision in decisions.items() if decision}
+        if self.state.decisions:
+            update_metadata(self._run.run_context, decisions=self.state.decisions)
 
     @property
     def finished(self) -> bool:

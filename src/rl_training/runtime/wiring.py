@@ -20,6 +20,7 @@ from rl_training.runtime.callbacks import Callback, CallbackList
 from rl_training.runtime.lifecycle import RunOptions, run_training
 from rl_training.runtime.run_utils import tuned_for_training
 from rl_training.runtime.session import TrainingParts, TrainingSession
+from rl_training.runtime.threads import resolve_threads
 from rl_training.runtime.trainer import TrainResult
 
 
@@ -27,10 +28,11 @@ def with_resolved_compile(config: TrainConfig, params: StrictModel) -> TrainConf
     """The config with `compile` decided once, so that a resumed run goes on in the mode it had."""
     if config.compile != "auto":
         return config
-    steps = 0
-    if isinstance(params, LearnerParams):
+    pays = False
+    if isinstance(params, LearnerParams) and params.activation == "relu":  # eager tanh is as fast: NumPy's is used
         steps = params.planned_gradient_steps(config.total_timesteps, config.num_envs)
-    return config.model_copy(update={"compile": "on" if compiling_pays(steps) else "off"})
+        pays = compiling_pays(steps, params.rows_per_step * max(params.hidden_sizes))
+    return config.model_copy(update={"compile": "on" if pays else "off"})
 
 
 def learner_setup(config: TrainConfig, stream: np.random.Generator) -> LearnerSetup:
@@ -77,8 +79,9 @@ def build_train_fn(
         params = resolve_params(config)
         config = with_resolved_compile(with_resolved_params(config, params), params)
         check_output_dir(config)
+        config, threads = resolve_threads(config, params)
         config, vectorization = resolve_vectorization(config)
-        decisions = {"vectorization": vectorization} if vectorization else {}
+        decisions = {"num_threads": threads, "vectorization": vectorization}
         options = RunOptions(run_suffix, checkpoint_state, CallbackList(callbacks), run_dir, decisions)
         # From the first weight on: the number of threads decides the last bits of a matrix product.
         with tuned_for_training(config), closing(make_vector_env(config)) as envs:

@@ -1,0 +1,49 @@
+"""How many threads a learner's matrix products deserve: `num_threads: auto` tries one and all cores, and compares."""
+
+import math
+import os
+import time
+
+import torch
+
+from rl_training.algorithms.base import LearnerParams
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.validation import StrictModel
+from rl_training.runtime.run_utils import limited_threads
+
+_TRIALS = 15
+_TRIAL_SECONDS = 2e-3
+_WORTH = 1.3  # how many times as fast several threads must be: they cost the other processes of the machine their cores
+
+
+def resolve_threads(config: TrainConfig, params: StrictModel) -> tuple[TrainConfig, str | None]:
+    """The config with `num_threads: auto` decided, and why it was decided so."""
+    if config.num_threads != "auto":
+        return config, None
+    threads, reason = 1, "its networks are not known"
+    if isinstance(params, LearnerParams):
+        threads, reason = choose_threads(params.rows_per_step, max(params.hidden_sizes), len(os.sched_getaffinity(0)))
+    return config.model_copy(update={"num_threads": threads}), f"{threads}: {reason}"
+
+
+def choose_threads(rows: int, width: int, cores: int) -> tuple[int, str]:
+    """One thread or all cores, by the better time for the product of `rows` features with a square layer."""
+    if cores == 1:
+        return 1, "one core"
+    one, many = (_product_seconds(rows, width, threads) for threads in (1, cores))
+    reason = f"a product of {rows}x{width} with {width}x{width} takes {1e6 * one:.0f} us on 1 thread, "
+    return cores if one > _WORTH * many else 1, f"{reason}{1e6 * many:.0f} us on {cores}"
+
+
+def _product_seconds(rows: int, width: int, threads: int) -> float:
+    """The best of several trials, since others may use the machine too."""
+    features, weights, products = torch.ones(rows, width), torch.ones(width, width), torch.empty(rows, width)
+    best = math.inf
+    with limited_threads(threads):
+        for _ in range(_TRIALS):
+            began, count = time.perf_counter(), 0
+            while time.perf_counter() - began < _TRIAL_SECONDS:
+                torch.mm(features, weights, out=products)
+                count += 1
+            best = min(best, (time.perf_counter() - began) / count)
+    return best
