@@ -94,7 +94,7 @@ def test_what_cannot_be_remembered_does_no_harm(tmp_path: Path) -> None:
     [
         ("ppo", {"num_steps": 128, "minibatch_size": 100, "update_epochs": 4}, 977 * 4 * 11),
         ("dqn", {"learning_starts": 1_000, "train_frequency": 4, "gradient_steps": 2}, 999_000 // 4 * 2),
-        ("sac", {"learning_starts": 0, "batch_size": 64, "buffer_capacity": 64, "hidden_sizes": [512]}, 1_000_000),
+        ("sac", {"learning_starts": 0, "train_frequency": 1, "batch_size": 64, "hidden_sizes": [512]}, 1_000_000),
     ],
 )
 def test_auto_is_decided_once_by_the_planned_gradient_steps(
