@@ -24,6 +24,7 @@ LAYERS = [
     [f"experiment.{name}" for name in ("validation", "schedules", "config", "files", "dialect", "sources")],
     [f"experiment.{name}" for name in ("payload", "manifest", "migration", "segments")],
     [f"experiment.{name}" for name in ("runs", "checkpointing", "digests", "locking", "logging", "curves")],
+    ["results"],
     ["envs", "policies", "data"],
     ["algorithms"],
     [f"runtime.{name}" for name in ("types", "plan", "collector", "evaluator", "saved")],
