@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from rl_training.errors import ConfigError
 from rl_training.results.statistics import (
     Bootstrap,
     Statistic,
@@ -99,6 +100,12 @@ def test_the_same_settings_give_the_same_interval_and_another_seed_another() -> 
     assert estimate(scores) != estimate(scores, bootstrap=Bootstrap(seed=1))
 
 
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
+def test_a_confidence_is_a_share(confidence: float) -> None:
+    with pytest.raises(ConfigError, match=f"confidence={confidence}: give a share between 0 and 1"):
+        Bootstrap(confidence=confidence)
+
+
 def test_a_single_seed_says_nothing_about_the_spread() -> None:
     found = estimate([3.0])
     assert found.value == 3.0
@@ -136,19 +143,28 @@ def test_probability_of_improvement_is_the_mean_over_tasks() -> None:
         probability_of_improvement(a, [1.0, 2.0])
 
 
-def test_the_interval_of_the_probability_of_improvement_equals_the_enumerated_one() -> None:
-    a, b = [1.0, 4.0, 6.0], [2.0, 5.0, 7.0]
-    bootstrap = Bootstrap(confidence=0.5, resamples=20_000)
-    outcomes = sorted(
-        sum((y > x) + 0.5 * (y == x) for x in drawn_a for y in drawn_b) / 9.0
-        for drawn_a in itertools.product(a, repeat=3)
-        for drawn_b in itertools.product(b, repeat=3)
-    )
-    position = math.floor(bootstrap.tail(3, 1) * len(outcomes))
-    found = probability_of_improvement(a, b, bootstrap)
-    assert found.value == pytest.approx(6.0 / 9.0)
-    assert found.interval.low == pytest.approx(outcomes[position], abs=1.0 / 9.0)
-    assert found.interval.high == pytest.approx(outcomes[-1 - position], abs=1.0 / 9.0)
+def test_the_ends_of_the_probability_of_improvement_are_z_deviations_away() -> None:
+    found = probability_of_improvement([1.0, 4.0, 6.0], [2.0, 5.0, 7.0, 8.0])
+    for end in (found.interval.low, found.interval.high):
+        # Hanley and McNeil's variance of the share of 3 * 4 pairs, were the end the truth, with 3.5 runs per side.
+        q1, q2 = end / (2.0 - end), 2.0 * end**2 / (1.0 + end)
+        variance = (end * (1.0 - end) + 2.5 * (q1 - end**2) + 2.5 * (q2 - end**2)) / 12.0
+        assert abs(found.value - end) == pytest.approx(1.959964 * math.sqrt(variance), rel=1e-5)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, 3.0])
+def test_the_interval_of_the_probability_of_improvement_covers_the_truth_near_one_too(shift: float) -> None:
+    truth = 0.5 * math.erfc(-shift / 2.0)
+    scores = np.random.default_rng(1).normal(size=(400, 2, 5))
+    covered = np.mean([truth in probability_of_improvement(a, b + shift).interval for a, b in scores])
+    assert 0.92 <= covered <= 0.985
+
+
+def test_more_tasks_narrow_the_interval_by_the_root_of_their_number() -> None:
+    a, b = np.array([1.0, 4.0, 6.0])[:, None], np.array([2.0, 5.0, 7.0])[:, None]
+    one, four = probability_of_improvement(a, b), probability_of_improvement(a.repeat(4, 1), b.repeat(4, 1))
+    assert four.value == one.value
+    assert four.value - four.interval.low == pytest.approx((one.value - one.interval.low) / 2.0)
 
 
 def test_a_performance_profile_is_the_share_of_runs_strictly_above() -> None:
@@ -157,5 +173,9 @@ def test_a_performance_profile_is_the_share_of_runs_strictly_above() -> None:
     assert profile.fractions.tolist() == [1.0, 0.75, 0.375, 0.0]
     assert np.all(profile.low <= profile.fractions)
     assert np.all(profile.fractions <= profile.high)
-    assert (profile.low[0], profile.high[-1]) == (1.0, 0.0)
-    assert profile.low[1] < 0.75 < profile.high[1]
+
+
+def test_the_interval_of_a_profile_is_wilsons() -> None:
+    profile = performance_profile(range(10), [6.5, -1.0, 9.0])  # 3, 10 and 0 of 10 runs
+    assert profile.low == pytest.approx([0.1078, 0.7225, 0.0], abs=1e-4)  # from a printed table
+    assert profile.high == pytest.approx([0.6032, 1.0, 0.2775], abs=1e-4)

@@ -1,10 +1,10 @@
 """Statistics over seeds, in NumPy alone. Scores are [seed, task], or [seed] where there is one task.
 
-Intervals are bootstrap percentiles. Seeds are resampled within each task, so that every task keeps its weight (Agarwal
-et al. 2021). Plain percentiles are too narrow for few seeds, so they are moved out as far as Student's t is wider than
-the normal distribution (Hesterberg 2015): in simulations with normal and log-normal scores of 5 to 20 seeds, 95 %
-intervals of the interquartile mean then cover 92 to 98 % instead of 88 to 95 %. With fewer than five seeds, or scores
-in two clusters, an interval covers less than it says: no more can be made of so few values.
+Intervals of a statistic are bootstrap percentiles. Seeds are resampled within each task, so that every task keeps its
+weight (Agarwal et al. 2021). Plain percentiles are too narrow for few seeds, so they are moved out as far as Student's
+t is wider than the normal distribution (Hesterberg 2015): in simulations with normal and log-normal scores of 5 to 20
+seeds, 95 % intervals of the interquartile mean then cover 92 to 98 % instead of 88 to 95 %. With fewer than five
+seeds, or scores in two clusters, an interval covers less than it says: no more can be made of so few values.
 """
 
 import math
@@ -15,12 +15,15 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_training.errors import ConfigError
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Scores = FloatArray | Sequence[float] | Sequence[Sequence[float]]
 Statistic = Callable[[FloatArray], FloatArray]
 """Takes values [..., run], gives one number for each row: [...]."""
 
+_HALVINGS = 50  # of the range in which an end is looked for: as exact as a float
 _ANGLES = 20_001  # points of the integral behind Student's t: quantiles are right to six digits
 
 
@@ -73,15 +76,14 @@ class Bootstrap:
     resamples: int = 5_000
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0.0 < self.confidence < 1.0:
+            raise ConfigError(f"confidence={self.confidence}: give a share between 0 and 1, such as 0.95")
+
     def draws(self, num_seeds: int, num_tasks: int) -> IntArray:
         """Which seed stands where in every resample: [resample, seed, task]."""
         shape = (self.resamples, num_seeds, num_tasks)
         return np.random.default_rng(self.seed).integers(0, num_seeds, size=shape)
-
-    def counts(self, num_seeds: int, num_tasks: int) -> FloatArray:
-        """How often every seed stands in every resample: [resample, task, seed]."""
-        draws = self.draws(num_seeds, num_tasks)
-        return np.stack([(draws == seed).sum(axis=1) for seed in range(num_seeds)], axis=-1).astype(float)
 
     def bounds(self, samples: FloatArray, shape: tuple[int, int]) -> tuple[FloatArray, FloatArray]:
         """The interval's ends from samples [..., resample] of scores that have `shape` (seeds, tasks)."""
@@ -131,19 +133,37 @@ def estimate(scores: Scores, statistic: Statistic = interquartile_mean, bootstra
     return Estimate(float(statistic(matrix.ravel())), bootstrap.interval(samples, matrix.shape))
 
 
-def probability_of_improvement(a: Scores, b: Scores, bootstrap: Bootstrap = STANDARD) -> Estimate:
-    """How likely a run of `b` beats a run of `a` on the same task, ties counted half (Mann and Whitney), over tasks."""
+def probability_of_improvement(a: Scores, b: Scores, confidence: float = STANDARD.confidence) -> Estimate:
+    """How likely a run of `b` beats a run of `a` on the same task, ties counted half (Mann and Whitney), over tasks.
+
+    The interval is Newcombe's (2006, method 5): no resample would leave 0 or 1 where one side wins every pair.
+    """
     first, second = as_matrix(a), as_matrix(b)
     if first.shape[1] != second.shape[1]:
         raise ValueError(f"{first.shape[1]} and {second.shape[1]} tasks: compare scores of the same tasks")
-    difference = second.T[:, None, :] - first.T[:, :, None]
-    wins = (np.sign(difference) + 1.0) / 2.0  # [task, seed of a, seed of b]
-    # Two streams: with one, equally many seeds would be drawn alike on both sides.
-    other = Bootstrap(bootstrap.confidence, bootstrap.resamples, bootstrap.seed + 1)
-    drawn_a, drawn_b = bootstrap.counts(*first.shape), other.counts(*second.shape)
-    samples = np.einsum("kti,tij,ktj->kt", drawn_a, wins, drawn_b, optimize=True) / (len(first) * len(second))
-    fewest = (min(len(first), len(second)), first.shape[1])
-    return Estimate(float(wins.mean()), bootstrap.interval(samples.mean(axis=1), fewest))
+    difference = second.T[:, None, :] - first.T[:, :, None]  # [task, seed of a, seed of b]
+    shares = ((np.sign(difference) + 1.0) / 2.0).mean(axis=(1, 2))
+    z = _normal_quantile(confidence)
+    ends = np.array([_newcombe_ends(share, len(first), len(second), z) for share in shares])
+    low, high = _over_tasks(shares, ends[:, 0], ends[:, 1])
+    return Estimate(float(shares.mean()), Interval(float(low), float(high), confidence))
+
+
+def _newcombe_ends(share: float, num_a: int, num_b: int, z: float) -> tuple[float, float]:
+    """The smallest and the largest probability from which the share of pairs won is at most z deviations away."""
+
+    def is_near(truth: float) -> bool:
+        larger = 1.0 + ((num_a + num_b) / 2.0 - 1.0) * ((1.0 - truth) / (2.0 - truth) + truth / (1.0 + truth))
+        return (share - truth) ** 2 <= z**2 * truth * (1.0 - truth) * larger / (num_a * num_b)
+
+    def edge(outside: float) -> float:
+        inside = share
+        for _ in range(_HALVINGS):
+            middle = (inside + outside) / 2.0
+            inside, outside = (middle, outside) if is_near(middle) else (inside, middle)
+        return inside
+
+    return edge(0.0), edge(1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,12 +177,25 @@ class PerformanceProfile:
 
 
 def performance_profile(
-    scores: Scores, thresholds: Sequence[float] | FloatArray, bootstrap: Bootstrap = STANDARD
+    scores: Scores, thresholds: Sequence[float] | FloatArray, confidence: float = STANDARD.confidence
 ) -> PerformanceProfile:
-    """The distribution of scores from above: at every threshold, the share of runs strictly above it."""
+    """At every threshold the share of runs strictly above it, with Wilson's interval for a share."""
     matrix, levels = as_matrix(scores), np.asarray(thresholds, dtype=np.float64)
-    above = (matrix[None] > levels[:, None, None]).astype(float)  # [threshold, seed, task]
-    counts = bootstrap.counts(*matrix.shape)
-    samples = np.einsum("lst,kts->lk", above, counts, optimize=True) / matrix.size
-    low, high = bootstrap.bounds(samples, matrix.shape)
-    return PerformanceProfile(levels, above.mean(axis=(1, 2)), low, high)
+    shares = (matrix[None] > levels[:, None, None]).mean(axis=1)  # [threshold, task]
+    count, z = len(matrix), _normal_quantile(confidence)
+    centre = (shares + z**2 / (2 * count)) / (1.0 + z**2 / count)
+    reach = z / (1.0 + z**2 / count) * np.sqrt(shares * (1.0 - shares) / count + z**2 / (4 * count**2))
+    low, high = _over_tasks(shares, np.minimum(centre - reach, shares), np.maximum(centre + reach, shares))
+    return PerformanceProfile(levels, shares.mean(axis=-1), low, high)
+
+
+def _normal_quantile(confidence: float) -> float:
+    return NormalDist().inv_cdf((1.0 + confidence) / 2.0)
+
+
+def _over_tasks(values: FloatArray, low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The interval of the mean over the last axis, from one interval per task: their reaches add up squared."""
+    centre, count = values.mean(axis=-1), values.shape[-1]
+    below = np.sqrt(np.sum((values - low) ** 2, axis=-1)) / count
+    above = np.sqrt(np.sum((high - values) ** 2, axis=-1)) / count
+    return centre - below, centre + above
