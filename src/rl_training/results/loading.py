@@ -1,6 +1,5 @@
 """Finished runs read back from their directories, and groups of them that differ only in their seed."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,30 +150,29 @@ def _build_run(context: RunContext, metadata: dict[str, Any]) -> Run:
     )
 
 
-def load_group(*paths: Path | str, unfinished: bool = False) -> RunGroup:
+def load_group(*paths: Path | str, label: str | None = None, unfinished: bool = False) -> RunGroup:
     """All runs below the paths as one group; they must share algorithm and environment.
 
     Runs that have not finished are left out, and noted, unless `unfinished` asks for them.
     """
+    if not paths:
+        raise RunDirectoryError("no directory is given: give a run directory, or one that holds runs")
     runs, notes = _load_runs([Path(path) for path in paths], unfinished)
     tasks = sorted({f"{run.algo} on {run.env_id}" for run in runs})
     if len(tasks) > 1:
         raise RunDirectoryError(f"{_listed(paths)} mixes {', '.join(tasks)}: give a directory for each")
-    label = ", ".join(_label(Path(path)) for path in paths)
+    label = label or ", ".join(labels_of(paths))
     return RunGroup(label, runs, (*notes, *_differing_settings(label, runs)))
 
 
 def load_groups(paths: Sequence[Path | str], *, unfinished: bool = False) -> list[RunGroup]:
     """A group for each path, or several where a path has runs of several algorithms or environments."""
-    places = [Path(path) for path in paths]
-    names = Counter(_label(place) for place in places)
     groups: list[RunGroup] = []
-    for place in places:
-        runs, notes = _load_runs([place], unfinished)
+    for path, name in zip(paths, labels_of(paths), strict=True):
+        runs, notes = _load_runs([Path(path)], unfinished)
         tasks = sorted({run.task for run in runs})
         for task in tasks:
-            label = _label(place) if names[_label(place)] == 1 else str(place)
-            label = label if len(tasks) == 1 else f"{label}: {task[0]} on {task[1]}"
+            label = name if len(tasks) == 1 else f"{name}: {task[0]} on {task[1]}"
             members = tuple(run for run in runs if run.task == task)
             groups.append(RunGroup(label, members, (*notes, *_differing_settings(label, members))))
     return groups
@@ -227,8 +225,10 @@ def _differing_settings(label: str, runs: Sequence[Run]) -> Iterator[str]:
         yield f"the runs of {label} differ in {', '.join(sorted(differing))}"
 
 
-def _label(path: Path) -> str:
-    return path.resolve().name
+def labels_of(paths: Sequence[Path | str]) -> list[str]:
+    """The directories' names, or their paths where a name is not the only one of its kind."""
+    names = [Path(path).resolve().name for path in paths]
+    return [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
 
 
 def _listed(paths: Sequence[Path | str]) -> str:

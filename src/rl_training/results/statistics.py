@@ -59,6 +59,9 @@ class Interval:
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
+    def __str__(self) -> str:
+        return f"{self.low:.4g} to {self.high:.4g}" if self.is_bounded else "unknown"
+
 
 @dataclass(frozen=True)
 class Estimate:
