@@ -27,7 +27,7 @@ def test_a_clear_difference_is_decided_in_favour_of_the_higher(tmp_path: Path) -
     assert found.p_value == pytest.approx(2 / 252)  # this parting and its mirror image
     assert found.probability_of_improvement.value == 1.0
     assert found.probability_of_improvement.interval.low < 1.0
-    assert found.sentence.startswith("B is better than A: its interquartile mean is 40 higher than that of A (95 %")
+    assert found.sentence.startswith("B is better than A: its interquartile mean is 40.00 higher than that of A (95 %")
 
 
 def test_the_verdict_turns_with_the_sides(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_the_verdict_turns_with_the_sides(tmp_path: Path) -> None:
     assert found.verdict == "worse"
     assert found.difference.value == -40.0
     assert found.probability_of_improvement.value == 0.0
-    assert "B is worse than A: its interquartile mean is 40 lower" in found.sentence
+    assert "B is worse than A: its interquartile mean is 40.00 lower" in found.sentence
 
 
 def test_each_side_is_summed_up(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_three_seeds_decide_nothing_and_the_sentence_says_how_many_would(tmp_pat
     found = compared(tmp_path, LOW[:3], HIGH[:3])
     assert found.verdict == "undecided"
     assert not found.difference.interval.is_bounded
-    assert "So few seeds can decide nothing: train at least 4 per side. About 1 more per side" in found.sentence
+    assert "So few seeds can decide nothing: train at least 4 per side. About 1 more seed per side" in found.sentence
     assert compared(tmp_path / "single", LOW[:1], HIGH[:1]).seeds_needed == 4
 
 
@@ -59,9 +59,22 @@ def test_the_suggested_number_of_seeds_finds_the_difference_in_most_trials(tmp_p
     found = compared(tmp_path, a.tolist(), b.tolist())
     assert found.verdict == "undecided"
     assert found.seeds_needed is not None
-    assert f"About {found.seeds_needed - 5} more per side would likely decide" in found.sentence
+    assert found.more_seeds == (found.seeds_needed - 5, found.seeds_needed - 5)
+    assert f"About {found.seeds_needed - 5} more seeds per side would likely decide" in found.sentence
     pairs = rng.normal(size=(100, 2, found.seeds_needed))
     assert 65 <= sum(permutation_p_value(first, second + 1.0) <= 0.03 for first, second in pairs) <= 95
+
+
+def test_sides_of_different_size_are_told_apart(tmp_path: Path) -> None:
+    found = compared(tmp_path, LOW, [20.0, 22.0])
+    assert found.verdict == "undecided"
+    assert "So few seeds can decide nothing" in found.sentence  # this parting is one of 21
+    assert "About 2 more of B would" in found.sentence
+    assert compared(tmp_path / "more", [*LOW, 19.0, 20.0, 21.0], HIGH[:3]).verdict == "better"  # one of 165
+    overlapping = compared(tmp_path / "overlapping", LOW, [13.0, 15.0, 17.0, 19.0])
+    assert overlapping.more_seeds is not None
+    assert overlapping.more_seeds[1] == overlapping.more_seeds[0] + 1
+    assert f"{overlapping.more_seeds[0]} more of A and {overlapping.more_seeds[1]} more of B" in overlapping.sentence
 
 
 @pytest.mark.parametrize("b", [[10.0, 12.0, 14.0, 16.0, 18.0], [10.0, 12.0, 14.1, 16.0, 18.0]], ids=["none", "tiny"])
@@ -70,6 +83,7 @@ def test_no_or_a_tiny_difference_is_not_soon_decided(tmp_path: Path, b: list[flo
     assert found.verdict == "undecided"
     assert found.seeds_needed is None
     assert "More seeds would not soon decide: it takes over 1,000 per side." in found.sentence
+    assert ("their interquartile means are equal" in found.sentence) == (b == LOW)
 
 
 def test_more_confidence_asks_for_more(tmp_path: Path) -> None:
@@ -115,4 +129,5 @@ def test_json_says_null_where_an_end_is_unknown(tmp_path: Path) -> None:
     assert values["verdict"] == "undecided"
     assert values["difference"] == {"value": 40.0, "interval": {"low": None, "high": None, "confidence": 0.95}}
     assert values["a"]["scores"] == [10.0, 12.0]
+    assert values["more_seeds"] == [2, 2]
     assert values["sentence"].startswith("Undecided")

@@ -86,3 +86,15 @@ def test_the_median_of_steps_to_a_threshold_counts_the_runs_that_never_got_there
     assert sample_efficiency([EARLY, LATE], 5.0).median == 10.0  # half of two runs
     assert sample_efficiency([EARLY, LATE, LATE], 5.0).median == 25.0
     assert sample_efficiency([EARLY, EARLY, LATE], 10.0).median == 10.0
+
+
+def test_steps_to_a_threshold_in_words() -> None:
+    assert str(sample_efficiency([EARLY, LATE], 5.0)) == "2 of 2 runs reached 5.00, half of all within 10 env steps"
+    assert str(sample_efficiency([EARLY, LATE, LATE], 10.0)) == "1 of 3 runs reached 10.00"
+
+
+def test_thinning_keeps_both_ends() -> None:
+    long = AlignedCurves(np.arange(1_000.0), np.arange(1_000.0)[None])
+    thin = long.thinned(5)
+    assert thin.steps.tolist() == thin.values[0].tolist() == [0.0, 250.0, 500.0, 749.0, 999.0]
+    assert long.thinned(1_000) is long

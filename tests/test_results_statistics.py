@@ -17,6 +17,7 @@ from rl_training.results.statistics import (
     median,
     performance_profile,
     probability_of_improvement,
+    short,
 )
 
 SKEWED = [1.0, 2.0, 4.0, 9.0]
@@ -179,3 +180,18 @@ def test_the_interval_of_a_profile_is_wilsons() -> None:
     profile = performance_profile(range(10), [6.5, -1.0, 9.0])  # 3, 10 and 0 of 10 runs
     assert profile.low == pytest.approx([0.1078, 0.7225, 0.0], abs=1e-4)  # from a printed table
     assert profile.high == pytest.approx([0.6032, 1.0, 0.2775], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0, "0.00"),
+        (12_345.6, "12,346"),
+        (-475.26, "-475.3"),
+        (12.345, "12.35"),
+        (-0.012345, "-0.0123"),
+        (1e-9, "1e-09"),
+    ],
+)
+def test_scores_are_shown_with_the_digits_that_matter(value: float, shown: str) -> None:
+    assert short(value) == shown

@@ -18,6 +18,7 @@ from rl_training.results.loading import RunGroup, Score
 from rl_training.results.permutation import (
     MOST_CONFIDENCE,
     allowed_p_value,
+    can_decide,
     difference_interval,
     fewest_seeds,
     permutation_p_value,
@@ -31,6 +32,7 @@ from rl_training.results.statistics import (
     mean,
     median,
     probability_of_improvement,
+    short,
 )
 
 Verdict = Literal["better", "worse", "undecided"]
@@ -77,25 +79,39 @@ class Comparison:
     @property
     def sentence(self) -> str:
         """The verdict in plain words, and where it is undecided what would help."""
-        interval = self.difference.interval
-        size = f"{abs(self.difference.value):.4g} {'higher' if self.difference.value >= 0.0 else 'lower'}"
-        reach = f"{100 * self.confidence:g} % interval of the difference: {interval}"
-        seen = f"its interquartile mean is {size} than that of A ({reach})"
+        size = self.difference.value
+        seen = f"its interquartile mean is {short(abs(size))} {'higher' if size > 0.0 else 'lower'} than that of A"
+        if size == 0.0:
+            seen = "their interquartile means are equal"
+        seen += f" ({100 * self.confidence:g} % interval of the difference: {self.difference.interval})"
         if self.verdict != "undecided":
             return f"B is {self.verdict} than A: {seen}."
         return f"Undecided whether B is better or worse than A: {seen}. {self._advice()}"
 
-    def _advice(self) -> str:
-        now, fewest = min(len(self.a.seeds), len(self.b.seeds)), fewest_seeds(self.confidence)
-        too_few = f"So few seeds can decide nothing: train at least {fewest} per side. " if now < fewest else ""
+    @property
+    def more_seeds(self) -> tuple[int, int] | None:
+        """How many more seeds of A and of B that takes, at least one in all while undecided; none beyond 1,000."""
+        if self.verdict != "undecided":
+            return 0, 0
         if self.seeds_needed is None:
-            return f"{too_few}More seeds would not soon decide: it takes over {MOST_SEEDS:,} per side."
-        more = max(self.seeds_needed - now, 1)
-        return f"{too_few}About {more} more per side would likely decide, if the difference is as large as it looks."
+            return None
+        more_a, more_b = (max(self.seeds_needed - len(side.seeds), 0) for side in (self.a, self.b))
+        return (more_a, more_b) if more_a or more_b else (1, 1)
+
+    def _advice(self) -> str:
+        advice = ""
+        if not can_decide(len(self.a.seeds), len(self.b.seeds), self.confidence):
+            advice = f"So few seeds can decide nothing: train at least {fewest_seeds(self.confidence)} per side. "
+        if self.more_seeds is None:
+            return f"{advice}More seeds would not soon decide: it takes over {MOST_SEEDS:,} per side."
+        return (
+            f"{advice}About {_told(*self.more_seeds)} would likely decide, if the difference is as large as it looks."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ends of intervals that are not known are null."""
-        plain: dict[str, Any] = _without_infinities({**asdict(self), "sentence": self.sentence})
+        told = {"more_seeds": self.more_seeds, "sentence": self.sentence}
+        plain: dict[str, Any] = _without_infinities({**asdict(self), **told})
         return plain
 
 
@@ -177,6 +193,12 @@ def _variance(values: FloatArray) -> float:
     cut = count // 4
     winsorized = np.clip(ordered, ordered[cut], ordered[count - 1 - cut])
     return float(winsorized.var(ddof=1) / (1.0 - 2.0 * cut / count) ** 2)
+
+
+def _told(more_a: int, more_b: int) -> str:
+    if more_a == more_b:
+        return f"{more_a} more seed{'s' * (more_a > 1)} per side"
+    return " and ".join(f"{more} more of {name}" for more, name in ((more_a, "A"), (more_b, "B")) if more)
 
 
 def _without_infinities(value: Any) -> Any:

@@ -1,11 +1,12 @@
 """Curves over env steps: brought to common steps, summed up over seeds, and measured one by one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from rl_training.results.statistics import STANDARD, Bootstrap, FloatArray, Statistic, interquartile_mean
+from rl_training.results.statistics import STANDARD, Bootstrap, FloatArray, Statistic, interquartile_mean, short
 
 _POINTS_AT_ONCE = 64  # of a band: every point keeps all its resamples in memory
 
@@ -32,6 +33,13 @@ class AlignedCurves:
         """The part that every curve covers, so that no seed drops out on the way; it may be empty."""
         shared = np.isfinite(self.values).all(axis=0)
         return AlignedCurves(self.steps[shared], self.values[:, shared])
+
+    def thinned(self, most: int) -> "AlignedCurves":
+        """At most so many of the steps, evenly chosen, the first and the last among them."""
+        if len(self.steps) <= most:
+            return self
+        kept = np.linspace(0, len(self.steps) - 1, most).round().astype(int)
+        return AlignedCurves(self.steps[kept], self.values[:, kept])
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +71,18 @@ class SampleEfficiency:
         ordered = sorted(np.inf if step is None else step for step in self.steps)
         needed = ordered[(len(ordered) - 1) // 2]
         return None if needed == np.inf else needed
+
+    def __str__(self) -> str:
+        reached = f"{self.reached} of {len(self.steps)} runs reached {short(self.threshold)}"
+        return reached if self.median is None else f"{reached}, half of all within {self.median:,.0f} env steps"
+
+
+def read_curve(rows: Iterable[Mapping[str, Any]], metric: str) -> Curve:
+    """A metric out of the lines of a metrics file; where a step was logged twice, the later line counts."""
+    points = {row["step"]: row[metric] for row in rows if row.get(metric) is not None}
+    steps = sorted(points)
+    values = [points[step] for step in steps]
+    return Curve(np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64))
 
 
 def align_curves(curves: Sequence[Curve], *, stepwise: bool = False) -> AlignedCurves:

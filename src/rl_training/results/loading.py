@@ -11,7 +11,7 @@ from rl_training.errors import ConfigError, RunDirectoryError, told
 from rl_training.experiment.config import binding_differences
 from rl_training.experiment.runs import RunContext, context_of, find_runs, read_metadata, read_metrics
 from rl_training.experiment.sources import read_yaml
-from rl_training.results.curves import Curve, area_under_curve
+from rl_training.results.curves import Curve, area_under_curve, read_curve
 from rl_training.results.statistics import FloatArray
 
 EVALUATION = "eval/mean_reward"
@@ -60,11 +60,8 @@ class Run:
         return self.curve(TRAINING)
 
     def curve(self, metric: str) -> Curve:
-        """A logged metric over env steps; where a step was logged twice, the later line counts."""
-        points = {row["step"]: row[metric] for row in self.rows if row.get(metric) is not None}
-        steps = sorted(points)
-        values = [points[step] for step in steps]
-        return Curve(np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64))
+        """A logged metric over env steps; empty if it was never logged."""
+        return read_curve(self.rows, metric)
 
     @property
     def final_return(self) -> float | None:

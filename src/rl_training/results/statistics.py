@@ -43,6 +43,14 @@ def interquartile_mean(values: FloatArray) -> FloatArray:
     return mean(np.sort(values, axis=-1)[..., cut : values.shape[-1] - cut])
 
 
+def short(value: float) -> str:
+    """A score with the digits that a reader needs: 1,235 or 12.35 or 0.0124."""
+    size = abs(value)
+    if size >= 1.0 or size == 0.0:
+        return f"{value:,.{0 if size >= 1_000.0 else 1 if size >= 100.0 else 2}f}"
+    return f"{value:.3g}"
+
+
 @dataclass(frozen=True)
 class Interval:
     """Where a quantity lies with the given confidence; unbounded where the data cannot say."""
@@ -60,7 +68,7 @@ class Interval:
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        return f"{self.low:.4g} to {self.high:.4g}" if self.is_bounded else "unknown"
+        return f"{short(self.low)} to {short(self.high)}" if self.is_bounded else "unknown"
 
 
 @dataclass(frozen=True)
