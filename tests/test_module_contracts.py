@@ -23,7 +23,8 @@ LAYERS = [
     ["", "_lazy", "compiling", "errors", "memory", "streams"],
     [f"experiment.{name}" for name in ("validation", "schedules", "config", "files", "dialect", "sources")],
     [f"experiment.{name}" for name in ("payload", "manifest", "migration", "segments")],
-    [f"experiment.{name}" for name in ("runs", "checkpointing", "digests", "locking", "logging", "curves")],
+    [f"experiment.{name}" for name in ("runs", "checkpointing", "digests", "locking", "logging")],
+    ["results"],
     ["envs", "policies", "data"],
     ["algorithms"],
     [f"runtime.{name}" for name in ("types", "plan", "collector", "evaluator", "saved")],
@@ -37,7 +38,9 @@ LAYERS = [
     ["experiment.registry"],
     ["runtime.workflows", "experiment.default_manager"],
     ["api"],
-    ["console", "cli", "__main__"],
+    ["console"],
+    ["commands"],
+    ["cli", "__main__"],
 ]
 LEAF_ROOMS = ("envs", "policies", "data")
 

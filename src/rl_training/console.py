@@ -1,6 +1,7 @@
-"""Tables for the terminal: the plan of a run, its result, a list of runs, and what the checks of an env found."""
+"""Tables for the terminal: a run's plan and result, runs listed and compared, and what the checks of an env found."""
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,19 +11,22 @@ from rich.text import Text
 
 from rl_training.errors import RunDirectoryError
 from rl_training.experiment.config import plain_config
-from rl_training.experiment.curves import plot_learning_curve
 from rl_training.experiment.runs import context_of, find_runs, read_metadata
+from rl_training.results.drawing import plot_learning_curve
+from rl_training.results.statistics import short
 
 if TYPE_CHECKING:
     from rl_training.envs.checking import EnvReport
     from rl_training.experiment.sources import ResolvedConfig
     from rl_training.experiment.validation import StrictModel
+    from rl_training.results.comparison import Comparison, Side
     from rl_training.runtime.plan import TrainingPlan
     from rl_training.runtime.trainer import TrainResult
     from rl_training.runtime.workflows import FailedStep
 
 
 _RUN_COLUMNS = ("algorithm", "env", "seed", "steps", "best return", "status", "run")
+_SCORE_NAMES = {"final": "Final evaluation", "best": "Best evaluation", "auc": "Mean height of the evaluation curve"}
 _STATUS_STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
@@ -126,6 +130,41 @@ def _run_row(metadata: dict[str, Any]) -> list[str]:
         "-" if best is None else f"{best:.1f}",
         str(metadata.get("status")),
     ]
+
+
+def show_comparison(comparison: "Comparison") -> None:
+    """Both sides, seed by seed too, how they differ, and the verdict."""
+    percent = f"{100 * comparison.confidence:g} %"
+    columns = ("group", "algorithm", "seeds", "IQM", f"{percent} interval", "mean", "median")
+    table = _table(f"{_SCORE_NAMES[comparison.score]} on {comparison.env_id}", "", *columns)
+    sides = {"A": comparison.a, "B": comparison.b}
+    for name, side in sides.items():
+        numbers = map(short, (side.mean, side.median))
+        cells = [side.label, side.algo, str(len(side.seeds)), short(side.iqm.value), str(side.iqm.interval), *numbers]
+        table.add_row(*map(Text, [name, *cells]))
+    console = _console()
+    console.print(table)
+    by_seed = _table("", "seed", *sides)
+    for seed in sorted({seed for side in sides.values() for seed in side.seeds}):
+        by_seed.add_row(str(seed), *(_scores_of(side, seed) for side in sides.values()))
+    console.print(by_seed)
+    improvement = comparison.probability_of_improvement
+    chance = f"{improvement.value:.2f} ({percent} interval: {improvement.interval})"
+    console.print(f"a run of B beats a run of A with probability {chance}", soft_wrap=True)
+    console.print(f"difference of the means: {short(comparison.mean_difference)}")
+    show_notes(comparison.notes)
+    console.print(comparison.sentence, soft_wrap=True)
+
+
+def _scores_of(side: "Side", seed: int) -> str:
+    found = [short(score) for own, score in zip(side.seeds, side.scores, strict=True) if own == seed]
+    return ", ".join(found) or "-"
+
+
+def show_notes(notes: Iterable[str]) -> None:
+    """What to know of a result, once each, apart from the result itself."""
+    for note in dict.fromkeys(notes):
+        print(f"note: {note}", file=sys.stderr)
 
 
 def show_env_report(report: "EnvReport") -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.files import remove_stale, write_atomically
+from rl_training.experiment.files import REPLAY_FOLDER, remove_stale, write_atomically
 from rl_training.experiment.manifest import (
     MANIFEST_SUFFIX,
     Content,
@@ -23,7 +23,6 @@ from rl_training.experiment.manifest import (
 from rl_training.experiment.migration import migrate
 from rl_training.experiment.payload import find_foreign, pack, unpack
 from rl_training.experiment.segments import (
-    REPLAY_FOLDER,
     SegmentStore,
     resolve_segments,
     segment_files,

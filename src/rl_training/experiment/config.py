@@ -121,20 +121,23 @@ def plain_config(config: TrainConfig) -> dict[str, Any]:
 
 
 def binding_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Where two plain configs differ in what decides a run's course; budget, intervals and places are free."""
-    return [
-        f"{path}: {old} then, {new} now"
-        for path, (old, new) in _changes(before, after).items()
-        if path not in _FREE_TO_CHANGE
-    ]
+    """Where two plain configs differ in what decides a run's course, in words."""
+    return [f"{path}: {old} then, {new} now" for path, (old, new) in binding_differences(before, after).items()]
 
 
-def _changes(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+def binding_differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What decides a run's course and differs between two plain configs; budget, intervals and places are free."""
+    found = config_differences(before, after)
+    return {path: values for path, values in found.items() if path not in _FREE_TO_CHANGE}
+
+
+def config_differences(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Every value that differs between two plain configs, by its dotted path: (before, after)."""
     found: dict[str, tuple[Any, Any]] = {}
     for name in {**before, **after}:
         old, new = before.get(name), after.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            found |= _changes(old, new, f"{prefix}{name}.")
+            found |= config_differences(old, new, f"{prefix}{name}.")
         elif old != new:
             found[prefix + name] = (old, new)
     return found

@@ -8,6 +8,7 @@ from typing import IO
 
 import psutil
 
+REPLAY_FOLDER = "replay"  # beside `checkpoints/`; named here, since who reads a run needs no torch
 _STAGED_NAME = re.compile(r"\..+\.(\d{1,9})\.tmp")
 
 

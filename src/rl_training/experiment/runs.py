@@ -15,8 +15,7 @@ import yaml
 from rl_training.errors import RunDirectoryError
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.dialect import ConfigDumper
-from rl_training.experiment.files import write_text
-from rl_training.experiment.segments import REPLAY_FOLDER
+from rl_training.experiment.files import REPLAY_FOLDER, write_text
 
 METRICS_FILE = "metrics.jsonl"
 DIGESTS_FILE = "digests.jsonl"

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.files import write_atomically
+from rl_training.experiment.files import REPLAY_FOLDER, write_atomically
 from rl_training.experiment.payload import pack, unpack
 
-REPLAY_FOLDER = "replay"
 _SEGMENT_NAME = re.compile(r"rows_\d+_\d+_[0-9a-f]{12}\.pt")
 
 BufferState = dict[str, Any]

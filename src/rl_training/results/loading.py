@@ -1,0 +1,232 @@
+"""Finished runs read back from their directories, and groups of them that differ only in their seed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from rl_training.errors import ConfigError, RunDirectoryError, told
+from rl_training.experiment.config import binding_differences
+from rl_training.experiment.runs import RunContext, context_of, find_runs, read_metadata, read_metrics
+from rl_training.experiment.sources import read_yaml
+from rl_training.results.curves import Curve, area_under_curve, read_curve
+from rl_training.results.statistics import FloatArray
+
+EVALUATION = "eval/mean_reward"
+TRAINING = "rollout/ep_rew_mean"
+
+Score = Literal["final", "best", "auc"]
+"""The last evaluation, the best one, or the mean height of the evaluation curve."""
+
+_FINISHED = ("completed", "stopped")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run as its directory tells it."""
+
+    run_dir: Path
+    algo: str
+    env_id: str
+    seed: int
+    status: str
+    global_step: int
+    total_timesteps: int
+    config: dict[str, Any]
+    metadata: dict[str, Any] = field(repr=False)
+    rows: tuple[dict[str, Any], ...] = field(repr=False)
+    """The lines of the metrics file."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it came to an end that was meant: its budget, or a stop that a callback asked for."""
+        return self.status in _FINISHED
+
+    @property
+    def task(self) -> tuple[str, str]:
+        """Algorithm and environment."""
+        return self.algo, self.env_id
+
+    @property
+    def evaluation(self) -> Curve:
+        """Mean return of each evaluation over env steps."""
+        return self.curve(EVALUATION)
+
+    @property
+    def training(self) -> Curve:
+        """Mean return of the newest training episodes over env steps."""
+        return self.curve(TRAINING)
+
+    def curve(self, metric: str) -> Curve:
+        """A logged metric over env steps; empty if it was never logged."""
+        return read_curve(self.rows, metric)
+
+    @property
+    def final_return(self) -> float | None:
+        """Mean return of the last evaluation; none if there was none."""
+        told_at_the_end = (self.metadata.get("metrics") or {}).get("eval_return_mean")
+        if told_at_the_end is not None:
+            return float(told_at_the_end)
+        return float(self.evaluation.values[-1]) if len(self.evaluation) else None
+
+    def score(self, kind: Score = "final") -> float:
+        """One number for the whole run."""
+        evaluation, final = self.evaluation, self.final_return
+        if final is None or not len(evaluation):
+            raise RunDirectoryError(f"{self.run_dir} has no evaluations: train with eval_episodes above 0")
+        if kind == "final":
+            return final
+        return area_under_curve(evaluation) if kind == "auc" else float(evaluation.values.max())
+
+
+@dataclass(frozen=True, eq=False)
+class RunGroup:
+    """Runs of one algorithm on one environment."""
+
+    label: str
+    runs: tuple[Run, ...]
+    notes: tuple[str, ...] = ()
+    """What whoever reads a result must know: runs that were left out, settings that differ; one line each."""
+
+    @property
+    def algo(self) -> str:
+        """The algorithm of all runs."""
+        return self.runs[0].algo
+
+    @property
+    def env_id(self) -> str:
+        """The environment of all runs."""
+        return self.runs[0].env_id
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seed of each run."""
+        return tuple(run.seed for run in self.runs)
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """The different budgets of the runs in env steps, the smallest first."""
+        return tuple(sorted({run.total_timesteps for run in self.runs}))
+
+    def scores(self, kind: Score = "final") -> FloatArray:
+        """One number per run, in the order of the runs."""
+        return np.array([run.score(kind) for run in self.runs])
+
+    def curves(self, metric: str = EVALUATION) -> list[Curve]:
+        """The metric of each run over env steps; some may be empty."""
+        return [run.curve(metric) for run in self.runs]
+
+
+def load_run(run_dir: Path | str) -> Run:
+    """Read one run directory."""
+    context = context_of(Path(run_dir))
+    metadata = read_metadata(context)
+    try:
+        return _build_run(context, metadata)
+    except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunDirectoryError(f"{run_dir} cannot be read: {told(error)}") from None
+
+
+def _build_run(context: RunContext, metadata: dict[str, Any]) -> Run:
+    rows = tuple(read_metrics(context))
+    if any(not isinstance(row.get("step"), int) for row in rows):
+        raise ValueError(f"a line of {context.metrics_path.name} has no step")
+    return Run(
+        run_dir=context.run_dir,
+        algo=str(metadata["algo"]),
+        env_id=str(metadata["env_id"]),
+        seed=int(metadata["seed"]),
+        status=str(metadata["status"]),
+        global_step=int(metadata["global_step"]),
+        total_timesteps=int(metadata["total_timesteps"]),
+        config=read_yaml(context.config_path).values,
+        metadata=metadata,
+        rows=rows,
+    )
+
+
+def load_group(*paths: Path | str, label: str | None = None, unfinished: bool = False) -> RunGroup:
+    """All runs below the paths as one group; they must share algorithm and environment.
+
+    Runs that have not finished are left out, and noted, unless `unfinished` asks for them.
+    """
+    if not paths:
+        raise RunDirectoryError("no directory is given: give a run directory, or one that holds runs")
+    runs, notes = _load_runs([Path(path) for path in paths], unfinished)
+    tasks = sorted({f"{run.algo} on {run.env_id}" for run in runs})
+    if len(tasks) > 1:
+        raise RunDirectoryError(f"{_listed(paths)} mixes {', '.join(tasks)}: give a directory for each")
+    label = label or ", ".join(labels_of(paths))
+    return RunGroup(label, runs, (*notes, *_differing_settings(label, runs)))
+
+
+def load_groups(paths: Sequence[Path | str], *, unfinished: bool = False) -> list[RunGroup]:
+    """A group for each path, or several where a path has runs of several algorithms or environments."""
+    groups: list[RunGroup] = []
+    for path, name in zip(paths, labels_of(paths), strict=True):
+        runs, notes = _load_runs([Path(path)], unfinished)
+        tasks = sorted({run.task for run in runs})
+        for task in tasks:
+            label = name if len(tasks) == 1 else f"{name}: {task[0]} on {task[1]}"
+            members = tuple(run for run in runs if run.task == task)
+            groups.append(RunGroup(label, members, (*notes, *_differing_settings(label, members))))
+    return groups
+
+
+def _load_runs(places: list[Path], unfinished: bool) -> tuple[tuple[Run, ...], list[str]]:
+    """The runs to use, by seed, and a note for each of the others."""
+    found, notes = _readable_runs(places)
+    kept = [run for run in found if run.is_finished or unfinished]
+    notes += [f"left out: {run.run_dir} ({run.status})" for run in found if run not in kept]
+    if not kept:
+        reasons = f" ({'; '.join(notes)})" if notes else ""
+        raise RunDirectoryError(f"no finished runs below {_listed(places)}{reasons}: train some first")
+    unique: list[Run] = []
+    # The longest run of a kind first, the newest of equally long ones.
+    for run in sorted(kept, key=lambda run: (run.global_step, str(run.metadata.get("started_at"))), reverse=True):
+        twin = next((other for other in unique if _is_same_course(run, other)), None)
+        if twin is None:
+            unique.append(run)
+        else:
+            notes.append(f"left out: {run.run_dir} (seed {run.seed} with the settings of {twin.run_dir.name})")
+    return tuple(sorted(unique, key=lambda run: (run.seed, run.run_dir))), notes
+
+
+def _readable_runs(places: list[Path]) -> tuple[list[Run], list[str]]:
+    runs: dict[Path, Run] = {}
+    notes: list[str] = []
+    for place in places:
+        if not place.is_dir():
+            raise RunDirectoryError(f"{place} is not a directory: give a run directory, or one that holds runs")
+        for context in find_runs(place):
+            try:
+                runs.setdefault(context.run_dir.resolve(), load_run(context.run_dir))
+            except RunDirectoryError as error:
+                notes.append(f"left out: {error}")
+    return list(runs.values()), notes
+
+
+def _is_same_course(run: Run, other: Run) -> bool:
+    """Whether one run only repeats the other, which would count a seed twice."""
+    return run.seed == other.seed and not binding_differences(run.config, other.config)
+
+
+def _differing_settings(label: str, runs: Sequence[Run]) -> Iterator[str]:
+    first = runs[0]
+    differing = {path for run in runs for path in binding_differences(first.config, run.config)} - {"seed"}
+    if any(run.total_timesteps != first.total_timesteps for run in runs):
+        differing.add("total_timesteps")
+    if differing:
+        yield f"the runs of {label} differ in {', '.join(sorted(differing))}"
+
+
+def labels_of(paths: Sequence[Path | str]) -> list[str]:
+    """The directories' names, or their paths where a name is not the only one of its kind."""
+    names = [Path(path).resolve().name for path in paths]
+    return [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
+
+
+def _listed(paths: Sequence[Path | str]) -> str:
+    return ", ".join(map(str, paths))
