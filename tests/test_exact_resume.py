@@ -82,6 +82,30 @@ def test_a_run_stopped_again_and_again_ends_as_if_it_had_never_stopped(
     assert [note["exact"] for note in resumed] == [True] * 5
 
 
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_correlated_noise_goes_on_where_it_stopped_and_is_the_same_sync_or_async(
+    make_config: MakeConfig, algo: str
+) -> None:
+    outcomes = []
+    for vectorization in ("sync", "async"):
+        config = make_config(
+            algo=algo,
+            env_id="chaos:HiddenWalk-v0",  # short episodes, so that the noise begins anew on the way
+            env_kwargs={"continuous": True},
+            vectorization=vectorization,
+            num_envs=2,
+            total_timesteps=320,
+            algo_kwargs={"noise_correlation": 0.9},
+        )
+        outcomes.append(outcome(train(config)))
+        run_dir = train(config, SignalAt(50, "collect"))
+        with pytest.raises(TrainingInterrupted):
+            resume_training(run_dir, callbacks=[SignalAt(200, "update")])
+        resume_training(run_dir)
+        outcomes.append(outcome(run_dir))
+    assert all(one == outcomes[0] for one in outcomes)
+
+
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str, int], None]:
     """Lets the env class fire at its `at`th step from now on."""

@@ -11,6 +11,7 @@ from rl_training.policies.distributions import LOG_STD, Categorical, DiagonalGau
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.flat import FlatLayout
 from rl_training.policies.mlp import MLP, Activation, NetworkSpec
+from rl_training.policies.noise import WhiteNoise
 
 ASYMMETRIC = spaces.Box(np.array([0.0, -3.0], np.float32), np.array([1.0, 10.0], np.float32))
 
@@ -20,7 +21,7 @@ def make_policy(action_space: spaces.Space[Any], observation_space: spaces.Space
         observation_space or spaces.Box(-1.0, 1.0, (3,)),
         action_space,
         NetworkSpec((16, 8), "tanh", torch.device("cpu")),
-        np.random.default_rng(0),
+        WhiteNoise(np.random.default_rng(0)),
     )
     policy.initialise(torch.Generator().manual_seed(1), log_std=-0.5)
     return policy
@@ -52,14 +53,14 @@ def test_the_likeliest_action_is_the_highest_logit_or_the_mean() -> None:
 
 def test_categorical_draws_with_the_probabilities_of_its_logits() -> None:
     outputs = np.log(np.tile(np.array([[0.7, 0.2, 0.1]], np.float32), (20_000, 1)))
-    drawn = Categorical(spaces.Discrete(3)).sample({}, outputs, np.random.default_rng(0))
+    drawn = Categorical(spaces.Discrete(3)).sample({}, outputs, WhiteNoise(np.random.default_rng(0)))
     assert np.bincount(drawn) / 20_000 == pytest.approx([0.7, 0.2, 0.1], abs=0.015)
 
 
 def test_gaussian_draws_unclipped_with_its_mean_and_deviation() -> None:
     outputs = np.tile(np.array([[0.5, -2.0]], np.float32), (20_000, 1))
     params = {LOG_STD: np.log(np.array([0.5, 2.0], np.float32))}
-    drawn = DiagonalGaussian(ASYMMETRIC).sample(params, outputs, np.random.default_rng(0))
+    drawn = DiagonalGaussian(ASYMMETRIC).sample(params, outputs, WhiteNoise(np.random.default_rng(0)))
     assert drawn.mean(axis=0) == pytest.approx([0.5, -2.0], abs=0.05)
     assert drawn.std(axis=0) == pytest.approx([0.5, 2.0], abs=0.05)
     assert np.abs(drawn).max() > 5.0

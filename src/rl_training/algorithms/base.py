@@ -12,7 +12,7 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Problem
 from rl_training.experiment.schedules import PositiveSchedule
-from rl_training.experiment.validation import Flag, Int, PositiveInt, StrictModel, UnitFloat, config_error
+from rl_training.experiment.validation import Flag, Float, Int, PositiveInt, StrictModel, UnitFloat, config_error
 from rl_training.policies.base import Array, Policy
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.mlp import Activation, NetworkSpec
@@ -39,6 +39,7 @@ class LearnerSetup:
 
 
 Batch = dict[str, Tensor]
+Correlation = Annotated[Float, Field(ge=0.0, lt=1.0)]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,9 @@ class Learner(Protocol):
     @property
     def policy(self) -> Policy:
         """The policy as it stands, for evaluation."""
+
+    def begin_episodes(self, begun: Array) -> None:
+        """Forget what acting remembers of the envs that `begun` [env] marks: their next step is an episode's first."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes while learning."""

@@ -92,6 +92,9 @@ class DQNLearner:
         epsilon = self.params.epsilon(step, self.total_timesteps)
         return explore(self.policy.greedy(obs), self.policy.num_actions, epsilon, self._stream)
 
+    def begin_episodes(self, begun: Array) -> None:
+        """Nothing to forget: every step explores on its own."""
+
     def update(self, replay: ReplayBuffer, step: int, num_gradient_steps: int) -> UpdateResult:
         """Learn from replayed batches at env step `step`, and synchronise the target when it is due."""
         learning_rate = self.params.learning_rate.value(step, self.total_timesteps)

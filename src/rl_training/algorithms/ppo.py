@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Batch, GradientStep, LearnerParams, LearnerSetup, UpdateResult
+from rl_training.algorithms.base import Batch, Correlation, GradientStep, LearnerParams, LearnerSetup, UpdateResult
 from rl_training.algorithms.optim import Descent, Settings, Slope, mean_numbers
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Problem
@@ -51,6 +51,8 @@ class PPOParams(LearnerParams):
     """Stop a rollout's updates once the approximate KL divergence exceeds 1.5 times this; none: never."""
     log_std_init: Float = 0.0
     """Initial log standard deviation of continuous actions."""
+    noise_correlation: Correlation = 0.0
+    """Of the exploration noise from one step to the next, continuous actions only; 0: new noise at every step."""
     adam_eps: Annotated[Float, Field(gt=0.0)] = 1e-5
 
     def planned_gradient_steps(self, total_timesteps: int, num_envs: int) -> int:
@@ -154,6 +156,10 @@ class PPOLearner:
     def act(self, obs: Array) -> Array:
         """Only what picks the action; values and log-probs come in bulk with `compute_advantages`."""
         return self.policy.act(obs)
+
+    def begin_episodes(self, begun: Array) -> None:
+        """Explore anew in the envs that `begun` [env] marks."""
+        self.policy.begin_episodes(begun)
 
     @torch.inference_mode()
     def compute_advantages(self, rollout: RolloutBuffer, last_obs: Array) -> None:

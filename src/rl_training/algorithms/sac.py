@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import (
     Batch,
+    Correlation,
     ExperienceNormalizer,
     GradientStep,
     LearnerSetup,
@@ -38,6 +39,8 @@ class SACParams(OffPolicyParams):
     """Temperature of the entropy bonus; `auto`: learned towards `target_entropy`."""
     target_entropy: Float | None = None
     """Of the learned temperature; none: minus the number of action dimensions."""
+    noise_correlation: Correlation = 0.0
+    """Of the exploration noise from one step to the next, continuous actions only; 0: new noise at every step."""
     policy_delay: PositiveInt = 1
     """Critic updates per update of actor and temperature, which is then repeated that often."""
 
@@ -90,6 +93,10 @@ class SACLearner:
         if step < self.params.learning_starts:
             return self.policy.act_uniformly(len(obs))
         return self.policy.act(obs)
+
+    def begin_episodes(self, begun: Array) -> None:
+        """Explore anew in the envs that `begun` [env] marks."""
+        self.policy.begin_episodes(begun)
 
     def update(self, replay: ReplayBuffer, step: int, num_gradient_steps: int) -> UpdateResult:
         """Learn from replayed batches at env step `step`."""

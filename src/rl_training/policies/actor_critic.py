@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -13,6 +12,7 @@ from rl_training.policies.distributions import LOG_STD, Scores, build_distributi
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.host import HostedParams, pack_policy, unpack_policy
 from rl_training.policies.mlp import MLP, NetworkSpec, Trace
+from rl_training.policies.noise import ActingNoise, WhiteNoise
 
 ACTOR_GAIN, CRITIC_GAIN = 0.01, 1.0
 
@@ -42,7 +42,7 @@ class ActorCritic:
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         network: NetworkSpec,
-        stream: np.random.Generator,
+        noise: ActingNoise,
     ) -> None:
         self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
         self.distribution = build_distribution(action_space)
@@ -51,7 +51,7 @@ class ActorCritic:
         self.critic = MLP("critic", [*features, 1], network.activation)
         shapes = {**self.actor.shapes, **self.critic.shapes, **self.distribution.shapes}
         self.params = HostedParams(shapes, network.device)
-        self._stream = stream  # draws actions
+        self._noise = noise
 
     def initialise(self, generator: torch.Generator, log_std: float) -> None:
         """Random weights from `generator`, which is on the CPU so that every device starts alike."""
@@ -66,7 +66,11 @@ class ActorCritic:
     def act(self, obs: Array) -> Array:
         """Actions drawn for observations [env, ...], in the policy's own space."""
         outputs = self.actor.forward_array(self.params.arrays, self.encoder.encode_array(obs))
-        return self.distribution.sample(self.params.arrays, outputs, self._stream)
+        return self.distribution.sample(self.params.arrays, outputs, self._noise)
+
+    def begin_episodes(self, begun: Array) -> None:
+        """Explore anew in the envs that `begun` [env] marks."""
+        self._noise.begin_episodes(begun)
 
     def to_env(self, actions: Array) -> Array:
         """What the env receives for `actions`."""
@@ -74,10 +78,10 @@ class ActorCritic:
 
     def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
         """Env actions for observations [batch, ...]: the likeliest, or drawn."""
-        if not deterministic:
-            return self.to_env(self.act(obs))
         outputs = self.actor.forward_array(self.params.arrays, self.encoder.encode_array(obs))
-        return self.to_env(self.distribution.mode(outputs))
+        if deterministic:
+            return self.to_env(self.distribution.mode(outputs))
+        return self.to_env(self.distribution.sample(self.params.arrays, outputs, WhiteNoise(self._noise.stream)))
 
     def evaluate(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> "Evaluation":
         """Score stored actions under `params`."""
@@ -98,9 +102,10 @@ class ActorCritic:
         return self.critic.forward(params, features).squeeze(1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Named parameters, and the stream that draws actions."""
-        return pack_policy(self.params, self.encoder, self._stream)
+        """Named parameters, the stream that draws actions, and what its noise remembers."""
+        return {**pack_policy(self.params, self.encoder, self._noise.stream), **self._noise.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the parameters and the stream of `state`."""
-        unpack_policy(state, self.params, self.encoder, self._stream)
+        """Take over the parameters, the stream and the noise of `state`."""
+        unpack_policy(state, self.params, self.encoder, self._noise.stream)
+        self._noise.load_state_dict(state)

@@ -15,6 +15,7 @@ from torch import Tensor
 from rl_training.errors import EnvironmentSetupError
 from rl_training.policies.base import Array
 from rl_training.policies.flat import FloatArray, Shape
+from rl_training.policies.noise import ActingNoise
 
 LOG_STD = "log_std"
 SUPPORTED_ACTIONS = "Discrete and Box"
@@ -31,8 +32,8 @@ class ActionDistribution(Protocol):
     action_shape: Shape
     action_dtype: torch.dtype
 
-    def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, stream: np.random.Generator) -> Array:
-        """One action per row, drawn from `stream`."""
+    def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: ActingNoise) -> Array:
+        """One action per row, drawn from `noise`."""
 
     def mode(self, outputs: FloatArray) -> Array:
         """The likeliest action per row."""
@@ -67,10 +68,10 @@ class Categorical:
         self.action_dtype = torch.int64
         self._start = int(space.start)
 
-    def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, stream: np.random.Generator) -> Array:
+    def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: ActingNoise) -> Array:
         """One action per row, by the Gumbel-max trick: no normalisation needed."""
         del params
-        drawn: Array = (outputs + stream.gumbel(size=outputs.shape)).argmax(axis=1)
+        drawn: Array = (outputs + noise.stream.gumbel(size=outputs.shape)).argmax(axis=1)
         return drawn
 
     def mode(self, outputs: FloatArray) -> Array:
@@ -138,10 +139,9 @@ class DiagonalGaussian:
         self.action_shape: Shape = (self.num_outputs,)
         self.action_dtype = torch.float32
 
-    def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, stream: np.random.Generator) -> Array:
+    def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: ActingNoise) -> Array:
         """One unclipped action per row."""
-        noise = stream.standard_normal(outputs.shape, dtype=np.float32)
-        drawn: Array = outputs + noise * np.exp(params[LOG_STD])
+        drawn: Array = outputs + noise.normal(outputs.shape) * np.exp(params[LOG_STD])
         return drawn
 
     def mode(self, outputs: FloatArray) -> Array:

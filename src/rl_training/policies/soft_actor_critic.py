@@ -17,6 +17,7 @@ from rl_training.policies.encoders import Encoder
 from rl_training.policies.flat import Shape
 from rl_training.policies.host import HostedParams, pack_policy, unpack_policy
 from rl_training.policies.mlp import MLP, NetworkSpec, Trace, activate, through_activation
+from rl_training.policies.noise import ActingNoise, WhiteNoise
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 NUM_CRITICS = 2
@@ -54,7 +55,7 @@ class SquashedActor:
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         network: NetworkSpec,
-        stream: np.random.Generator,
+        noise: ActingNoise,
     ) -> None:
         scalable = isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
         if not (isinstance(action_space, spaces.Box) and scalable and action_space.is_bounded()):
@@ -69,7 +70,7 @@ class SquashedActor:
         sizes = [self.encoder.size, *network.hidden_sizes, 2 * self.actions.size]
         self.network = MLP("actor", sizes, network.activation)
         self.params = HostedParams(self.network.shapes, network.device)
-        self._stream = stream  # draws actions
+        self._noise = noise
 
     def initialise(self, generator: torch.Generator) -> None:
         """Random weights from `generator`, which is on the CPU so that every device starts alike."""
@@ -79,15 +80,22 @@ class SquashedActor:
 
     def act(self, obs: Array) -> Array:
         """Actions drawn for observations [env, ...], in -1 to 1."""
+        return self._draw(obs, self._noise)
+
+    def _draw(self, obs: Array, noise: ActingNoise) -> Array:
         outputs = self.network.forward_array(self.params.arrays, self.encoder.encode_array(obs))
         means, log_stds = np.split(outputs, 2, axis=1)
-        noise = self._stream.standard_normal(means.shape, dtype=np.float32)
-        drawn: Array = np.tanh(means + np.exp(np.clip(log_stds, LOG_STD_MIN, LOG_STD_MAX)) * noise)
+        stds = np.exp(np.clip(log_stds, LOG_STD_MIN, LOG_STD_MAX))
+        drawn: Array = np.tanh(means + stds * noise.normal(means.shape))
         return drawn
+
+    def begin_episodes(self, begun: Array) -> None:
+        """Explore anew in the envs that `begun` [env] marks."""
+        self._noise.begin_episodes(begun)
 
     def act_uniformly(self, count: int) -> Array:
         """Actions drawn uniformly from -1 to 1, for the warm-up."""
-        return self._stream.uniform(-1.0, 1.0, (count, self.actions.size)).astype(np.float32)
+        return self._noise.stream.uniform(-1.0, 1.0, (count, self.actions.size)).astype(np.float32)
 
     def to_env(self, actions: Array) -> Array:
         """Scaled to the env's bounds."""
@@ -96,7 +104,7 @@ class SquashedActor:
     def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
         """Env actions for observations [batch, ...]: the squashed means, or drawn."""
         if not deterministic:
-            return self.to_env(self.act(obs))
+            return self.to_env(self._draw(obs, WhiteNoise(self._noise.stream)))
         outputs = self.network.forward_array(self.params.arrays, self.encoder.encode_array(obs))
         return self.to_env(np.tanh(outputs[:, : self.actions.size]))
 
@@ -105,12 +113,13 @@ class SquashedActor:
         return SquashedDraw(self.network.forward(params, features), noise)
 
     def state_dict(self) -> dict[str, Any]:
-        """Named parameters, and the stream that draws actions."""
-        return pack_policy(self.params, self.encoder, self._stream)
+        """Named parameters, the stream that draws actions, and what its noise remembers."""
+        return {**pack_policy(self.params, self.encoder, self._noise.stream), **self._noise.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the parameters and the stream of `state`."""
-        unpack_policy(state, self.params, self.encoder, self._stream)
+        """Take over the parameters, the stream and the noise of `state`."""
+        unpack_policy(state, self.params, self.encoder, self._noise.stream)
+        self._noise.load_state_dict(state)
 
 
 class TwinCritics:

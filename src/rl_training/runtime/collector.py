@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_training.algorithms.base import OffPolicyLearner, OnPolicyLearner
+from rl_training.algorithms.base import Learner, OffPolicyLearner, OnPolicyLearner
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.vector import EpisodeVectorEnv
@@ -46,12 +46,15 @@ class Collection:
         metrics = episode_metrics(self.episodes)
         return CollectResult(self.num_env_steps, len(self.episodes), metrics, self.obs, tuple(self.episodes))
 
-    def move_on(self, envs: EpisodeVectorEnv, next_obs: Any, infos: dict[str, Any], ended: Any) -> None:
+    def move_on(
+        self, envs: EpisodeVectorEnv, learner: Learner, next_obs: Any, infos: dict[str, Any], ended: Any
+    ) -> None:
         """Count a stored step, and start the next episodes of the envs that ended with it."""
         self.num_env_steps += envs.num_envs
         self.obs, self.actions = next_obs, None
         if "_episode" in infos:
             self.episodes += finished_episodes(infos)
+            learner.begin_episodes(ended)  # before the reset, which is made good on resume when it fails
             self.obs, _ = envs.reset(options={"reset_mask": ended})
 
 
@@ -77,7 +80,7 @@ def collect_rollout(
             truncated=truncated & ~terminated,
             last_obs=next_obs,
         )
-        collection.move_on(envs, next_obs, infos, ended)
+        collection.move_on(envs, learner, next_obs, infos, ended)
 
 
 def collect_transitions(
@@ -99,7 +102,7 @@ def collect_transitions(
         ended = terminated | truncated
         replay.add(obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, dones=terminated, truncated=truncated)
         learner.normalizer.observe(obs, rewards, ended)
-        collection.move_on(envs, next_obs, infos, ended)
+        collection.move_on(envs, learner, next_obs, infos, ended)
 
 
 def finished_episodes(infos: dict[str, Any]) -> list[Episode]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
+
 from rl_training.envs.vector import Restoration
 from rl_training.errors import TrainingInterrupted
 from rl_training.experiment.checkpointing import CheckpointState
@@ -83,6 +85,7 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
     if restoration.failures:
         warnings.warn(str(note), stacklevel=2)
         parts.buffer.cut(list(restoration.failures), progress.obs)
+        parts.learner.begin_episodes(np.isin(np.arange(parts.envs.num_envs), list(restoration.failures)))
         progress = progress.without_actions()
     if options.run_dir is not None:
         run = reopen_training_run(options.run_dir, config, note)

@@ -13,6 +13,7 @@ from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.memory import check_memory
 from rl_training.policies.actor_critic import ActorCritic
+from rl_training.policies.noise import build_noise
 from rl_training.runtime.on_policy import run_on_policy
 from rl_training.runtime.plan import TrainingPlan, count_regular_events
 from rl_training.runtime.run_utils import resolve_device
@@ -34,10 +35,12 @@ def build_ppo_learner(
     """An untrained learner whose weights depend on the run's seed alone."""
     params = resolve_ppo_params(config)
     network = params.network(resolve_device(config.device))
-    policy = ActorCritic(observation_space, action_space, network, make_stream(config.seed, "acting"))
+    stream = make_stream(config.seed, "acting")
+    noise = build_noise(stream, action_space, correlation=params.noise_correlation, num_envs=config.num_envs)
+    policy = ActorCritic(observation_space, action_space, network, noise)
     policy.initialise(make_torch_generator(config.seed, "initialisation"), params.log_std_init)
-    stream = make_stream(config.seed, "minibatches")
-    return PPOLearner(policy, params, learner_setup(config, stream))
+    setup = learner_setup(config, make_stream(config.seed, "minibatches"))
+    return PPOLearner(policy, params, setup)
 
 
 def build_rollout(config: TrainConfig, learner: PPOLearner, device: str = "cpu") -> RolloutBuffer:
