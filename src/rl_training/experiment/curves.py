@@ -3,7 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from rl_training.experiment.runs import CURVE_FILE, RunContext, read_metrics
+from rl_training.experiment.runs import CURVE_FILE, RunContext, read_metadata, read_metrics
+
+
+def plot_run(context: RunContext) -> Path | None:
+    """The learning curve under the name of the run; None when matplotlib is not installed."""
+    metadata = read_metadata(context)
+    return plot_learning_curve(context, f"{metadata['algo']} on {metadata['env_id']}, seed {metadata['seed']}")
 
 
 def plot_learning_curve(context: RunContext, title: str) -> Path | None:
