@@ -1,8 +1,10 @@
 """Environments that tests of several rooms use; importing this registers them with Gymnasium."""
 
+import multiprocessing
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -156,6 +158,29 @@ class BreakingEnv(HiddenWalk):
         return super().step(action)
 
 
+class OrderedEnv(HiddenWalk):
+    """Obeys, with the 40th step that its kind takes in a process, the file in `orders` that is named as the process.
+
+    It may say "fail" or "kill". A FIFO there holds the env up until its writer closes it.
+    """
+
+    steps_of_all: ClassVar[int] = 0
+
+    def __init__(self, orders: str) -> None:
+        super().__init__()
+        self.order = Path(orders) / multiprocessing.current_process().name
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        OrderedEnv.steps_of_all += 1
+        if OrderedEnv.steps_of_all == 40 and self.order.exists():
+            order = self.order.read_text()
+            if order == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if order == "fail":
+                raise OSError("lost its simulator")
+        return super().step(action)
+
+
 class UnrepeatableEnv(gymnasium.Env[Any, Any]):
     """Shows how many steps its kind has taken in this process, whatever its seed; episodes have five steps."""
 
@@ -212,6 +237,7 @@ class SlowEnv(StepEnv):
 gymnasium.register("tests/Slow-v0", f"{__name__}:SlowEnv")
 gymnasium.register("tests/Signalling-v0", f"{__name__}:SignallingEnv")
 gymnasium.register("tests/Breaking-v0", f"{__name__}:BreakingEnv")
+gymnasium.register("tests/Ordered-v0", f"{__name__}:OrderedEnv")
 gymnasium.register("tests/Unrepeatable-v0", f"{__name__}:UnrepeatableEnv")
 gymnasium.register("tests/State-v0", f"{__name__}:StateEnv", max_episode_steps=40)
 gymnasium.register("tests/Failing-v0", f"{__name__}:FailingEnv")

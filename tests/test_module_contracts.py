@@ -20,15 +20,15 @@ SOURCE = Path(__file__).parents[1] / "src" / "rl_training"
 
 # From the bottom up: a module may import from its own layer and from those above it in this list.
 LAYERS = [
-    ["", "_lazy", "compiling", "errors", "memory", "streams"],
+    ["", "_lazy", "compiling", "cores", "errors", "memory", "streams"],
     [f"experiment.{name}" for name in ("validation", "schedules", "config", "files", "dialect", "sources")],
     [f"experiment.{name}" for name in ("payload", "manifest", "migration", "segments")],
-    [f"experiment.{name}" for name in ("runs", "checkpointing", "digests", "locking", "logging")],
+    [f"experiment.{name}" for name in ("runs", "checkpointing", "digests", "locking", "logging", "groups")],
     ["results"],
     ["envs", "policies", "data"],
     ["algorithms"],
     [f"runtime.{name}" for name in ("types", "plan", "collector", "evaluator", "saved")],
-    [f"runtime.{name}" for name in ("trainer", "callbacks", "progress")],
+    [f"runtime.{name}" for name in ("trainer", "callbacks", "progress", "group_progress")],
     ["runtime.run_utils"],
     ["runtime.agents", "runtime.session", "runtime.threads"],
     ["runtime.lifecycle"],
@@ -37,6 +37,9 @@ LAYERS = [
     ["runtime.ppo_trainer", "runtime.dqn_trainer", "runtime.sac_trainer"],
     ["experiment.registry"],
     ["runtime.workflows", "experiment.default_manager"],
+    ["runtime.seed_process"],
+    ["runtime.seed_pool"],
+    ["runtime.many_seeds"],
     ["api"],
     ["console"],
     ["commands"],

@@ -14,8 +14,9 @@ from rl_training.cli import load_config, main
 from rl_training.errors import ConfigError, TrainingInterrupted
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint, save_checkpoint
 from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
+from rl_training.experiment.files import write_text
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import context_of, read_digests, read_metadata
+from rl_training.experiment.runs import context_of, read_digests, read_metadata, read_metrics, update_metadata
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.trainer import TrainResult
@@ -195,3 +196,17 @@ def test_an_update_that_takes_too_long_is_given_up_and_can_be_repeated(
 def test_a_finished_run_needs_a_larger_budget(finished: TrainResult) -> None:
     with pytest.raises(ConfigError, match="already trained for 128 steps"):
         resume_training(finished.run_dir)
+
+
+def test_a_run_killed_after_its_last_checkpoint_still_comes_to_its_end(make_config: MakeConfig) -> None:
+    result = train_ppo(make_config(eval_interval=0))  # the last checkpoint is older than the only evaluation
+    context = context_of(result.run_dir)
+    rows = read_metrics(context)
+    write_text(context.metrics_path, "".join(json.dumps(row) + "\n" for row in rows if "eval/mean_reward" not in row))
+    update_metadata(context, status="running", metrics=None)
+    ended = resume_training(result.run_dir)
+    assert (ended.status, ended.metrics) == ("completed", result.metrics)
+    assert read_metadata(context)["metrics"] == result.metrics
+    assert [row["step"] for row in read_metrics(context) if "eval/mean_reward" in row] == [128]
+    with pytest.raises(ConfigError, match="already trained for 128 steps"):
+        resume_training(result.run_dir)

@@ -1,6 +1,5 @@
 """Native vector envs take the steps of the others, to the last bit; `auto` takes the kind that is fastest here."""
 
-import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from conftest import MakeConfig
 from test_envs import run_steps
 from test_exact_resume import SignalAt, train
 
+from rl_training.envs import choosing
 from rl_training.envs.choosing import choose_vectorization, step_seconds
 from rl_training.envs.factory import make_single_env, make_vector_env, resolve_vectorization
 from rl_training.envs.native import NativeEpisodeVectorEnv
@@ -98,7 +98,7 @@ def test_auto_takes_the_fastest_kind(
     kind: str,
     envs_per_worker: int,
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(choosing, "available_cores", lambda: cores)
     config = make_config(env_id=env_id, env_kwargs=env_kwargs, num_envs=num_envs, vectorization="auto")
     chosen = choose_vectorization(config, lambda: make_single_env(env_id, env_kwargs))
     assert (chosen.kind, chosen.envs_per_worker) == (kind, envs_per_worker)

@@ -19,9 +19,10 @@ from rl_training.errors import (
 )
 
 if TYPE_CHECKING:
+    from rl_training.commands.seeds import ManySeeds
     from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.sources import Layer, ResolvedConfig
-    from rl_training.runtime.callbacks import Callback
+    from rl_training.runtime.callbacks import StopRules
     from rl_training.runtime.trainer import Trainer
 
 FAILED = 1
@@ -62,6 +63,7 @@ Assignments = Annotated[
 ]
 StopAtReturnOption = Annotated[float | None, typer.Option(help="Stop once an evaluation reaches this.")]
 StopAfterOption = Annotated[float | None, typer.Option(help="Stop after this many minutes of training.")]
+JobsOption = Annotated[str | None, typer.Option(help="With many seeds: runs at once, auto (one per core) or a number.")]
 PatienceOption = Annotated[int | None, typer.Option(help="Stop after this many evaluations without a better one.")]
 
 
@@ -92,58 +94,59 @@ def train(
     output_dir: Annotated[Path | None, typer.Option(help="Where run directories go.")] = None,
     total_timesteps: Annotated[int | None, typer.Option(help="Budget in env steps.")] = None,
     seed: Annotated[int | None, typer.Option(help="The run's seed.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Many seeds, a run each: 1-10 or 1-3,7.")] = None,
+    jobs: JobsOption = None,
     assignments: Assignments = None,
     stop_at_return: StopAtReturnOption = None,
     stop_after: StopAfterOption = None,
     patience: PatienceOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show config and plan, train nothing.")] = False,
 ) -> int:
-    """Train an agent from a YAML config, or from --algo and --env."""
-    from rl_training.experiment.sources import Layer, find_preset, read_assignments, read_yaml
+    """Train an agent, or one per seed, from a YAML config, or from --algo and --env."""
+    from rl_training.commands.seeds import read_many_seeds, train_many
+    from rl_training.experiment.sources import Layer, read_assignments
+    from rl_training.runtime.callbacks import StopRules
 
     flags = {"algo": algo, "env_id": env, "total_timesteps": total_timesteps, "seed": seed}
     flags["output_dir"] = str(output_dir) if output_dir is not None else None
-    layers = [Layer("flag", {name: value for name, value in flags.items() if value is not None})]
-    if config is not None:
-        layers.insert(0, read_yaml(config))
-    elif algo is None or env is None:
-        raise ConfigError("give --config FILE, or --algo and --env")
-    else:
-        preset = find_preset(algo, env)
-        layers[:0] = [read_yaml(preset, "preset")] if preset else []
-    resolved = _resolve([*layers, read_assignments(assignments or [])])
+    given = Layer("flag", {name: value for name, value in flags.items() if value is not None})
+    resolved = _resolve([*_files(config, algo, env), given, read_assignments(assignments or [])])
+    many = read_many_seeds(seeds, jobs, resolved)
+    stop = StopRules(stop_at_return, stop_after, patience)
     if dry_run:
-        return _show_plan(resolved)
-    return _train(resolved.config, _stop_callbacks(stop_at_return, stop_after, patience))
+        return _show_plan(resolved, many)
+    return _train(resolved.config, stop) if many is None else train_many(resolved.config, many, stop)
 
 
-def _show_plan(resolved: "ResolvedConfig") -> int:
+def _files(config: Path | None, algo: str | None, env: str | None) -> "list[Layer]":
+    """The config file that was named, or the shipped preset if there is one."""
+    from rl_training.experiment.sources import find_preset, read_yaml
+
+    if config is not None:
+        return [read_yaml(config)]
+    if algo is None or env is None:
+        raise ConfigError("give --config FILE, or --algo and --env")
+    preset = find_preset(algo, env)
+    return [read_yaml(preset, "preset")] if preset else []
+
+
+def _show_plan(resolved: "ResolvedConfig", many: "ManySeeds | None") -> int:
+    from rl_training.commands.seeds import show_many_plan
     from rl_training.console import show_plan
     from rl_training.experiment.registry import get_algorithm_spec
 
     spec = get_algorithm_spec(resolved.config.algo)
     show_plan(resolved, spec.resolve_params_fn(resolved.config), spec.plan_fn(resolved.config))
+    if many is not None:
+        show_many_plan(resolved.config, many)
     return 0
 
 
-def _stop_callbacks(stop_at_return: float | None, stop_after: float | None, patience: int | None) -> "list[Callback]":
-    from rl_training.runtime.callbacks import StopAfterWallTime, StopAtReturn, StopWithoutImprovement
-
-    callbacks: list[Callback] = []
-    if stop_at_return is not None:
-        callbacks.append(StopAtReturn(stop_at_return))
-    if stop_after is not None:
-        callbacks.append(StopAfterWallTime(60.0 * stop_after))
-    if patience is not None:
-        callbacks.append(StopWithoutImprovement(patience))
-    return callbacks
-
-
-def _train(config: "TrainConfig", callbacks: "list[Callback]") -> int:
+def _train(config: "TrainConfig", stop: "StopRules") -> int:
     from rl_training.experiment.default_manager import DefaultExperimentManager
     from rl_training.runtime.progress import ProgressDisplay
 
-    return _run(DefaultExperimentManager().setup(config, [ProgressDisplay(), *callbacks]))
+    return _run(DefaultExperimentManager().setup(config, [ProgressDisplay(), *stop.callbacks()]))
 
 
 def _run(trainer: "Trainer") -> int:
@@ -173,7 +176,9 @@ def evaluate(
 
 @app.command()
 def resume(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN_DIR]", help="Continue this run in place.")] = None,
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN_DIR]", help="Continue this run, or this group of seeds, in place.")
+    ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint file to fork, or a run directory.")] = None,
     total_timesteps: Annotated[int | None, typer.Option(help="New budget in env steps.")] = None,
     assignments: Assignments = None,
@@ -182,19 +187,28 @@ def resume(
     patience: PatienceOption = None,
     force: Annotated[bool, typer.Option("--force", help="Let --set change what decides the run's course.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Only see whether this machine repeats the run.")] = False,
+    jobs: JobsOption = None,
 ) -> int:
-    """Continue a run directory in place, or fork a checkpoint file into a new run."""
+    """Continue a run or a group of seeds in place, or fork a checkpoint file into a new run."""
+    from rl_training.commands.seeds import is_group, refuse_jobs, resume_many
     from rl_training.experiment.default_manager import DefaultExperimentManager
     from rl_training.experiment.sources import read_assignments
+    from rl_training.runtime.callbacks import StopRules
     from rl_training.runtime.progress import ProgressDisplay
 
     source = run or checkpoint
     if source is None or (run and checkpoint):
         raise ConfigError("give either RUN_DIR or --checkpoint")
+    stop = StopRules(stop_at_return, stop_after, patience)
+    if is_group(source):
+        if total_timesteps is not None or assignments or stop != StopRules() or force or verify:
+            raise ConfigError(f"{source} is a group, which goes on as it began: give no option but --jobs")
+        return resume_many(source, jobs)
+    refuse_jobs(jobs, "the directory of a group")
     if verify:
         return _verify(source)
     changes = read_assignments(assignments or [])
-    callbacks = [ProgressDisplay(), *_stop_callbacks(stop_at_return, stop_after, patience)]
+    callbacks = [ProgressDisplay(), *stop.callbacks()]
     manager = DefaultExperimentManager()
     return _run(manager.resume(source, total_timesteps, callbacks, changes=changes, force=force))
 

@@ -1,22 +1,25 @@
-"""Tables for the terminal: a run's plan and result, runs listed and compared, and what the checks of an env found."""
+"""Tables for the terminal: a run's plan, results of runs and groups, runs listed and compared, checks of an env."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rl_training.errors import RunDirectoryError
 from rl_training.experiment.config import plain_config
+from rl_training.experiment.groups import LOGS_FOLDER
 from rl_training.experiment.runs import context_of, find_runs, read_metadata
-from rl_training.results.drawing import plot_learning_curve
-from rl_training.results.statistics import short
+from rl_training.results.drawing import plot_run
+from rl_training.results.statistics import interquartile_mean, short
 
 if TYPE_CHECKING:
     from rl_training.envs.checking import EnvReport
+    from rl_training.experiment.groups import GroupRecord
     from rl_training.experiment.sources import ResolvedConfig
     from rl_training.experiment.validation import StrictModel
     from rl_training.results.comparison import Comparison, Side
@@ -55,13 +58,34 @@ def show_result(result: "TrainResult") -> None:
     """The final numbers, and where everything lies; draws the learning curve."""
     metadata = read_metadata(context_of(result.run_dir))
     show_metrics(f"Run {result.status}", {**result.metrics, "wall seconds": float(metadata["wall_seconds"])})
-    title = f"{metadata['algo']} on {metadata['env_id']}, seed {metadata['seed']}"
-    curve = plot_learning_curve(context_of(result.run_dir), title)
+    curve = plot_run(context_of(result.run_dir))
     for label, value in (
         ("run directory", result.run_dir),
         ("checkpoint", result.checkpoint_path),
         ("learning curve", curve or "not drawn: pip install 'rl-training[plots]'"),
     ):
+        print(f"{label + ':':16}{value}")
+
+
+def show_group(group_dir: Path, record: "GroupRecord") -> None:
+    """One row per seed, what they come to together, and how to go on with those that are not done."""
+    table = _table(f"Seeds {record.status}", "seed", "status", "steps", "return", "seconds", "why")
+    for each in record.seeds:
+        shown = "-" if each.final_return is None else f"{each.final_return:.2f}"
+        cells = (str(each.seed), each.status, f"{each.global_step:,}", shown, f"{each.wall_seconds:.1f}")
+        table.add_row(*map(Text, [*cells, each.reason or ""]))
+    _console().print(table)
+    returns = [each.final_return for each in record.seeds if each.done and each.final_return is not None]
+    lines = {"group": str(group_dir)}
+    if returns:
+        known = np.array(returns)
+        lines["returns"] = (
+            f"interquartile mean {interquartile_mean(known):.2f}, mean {known.mean():.2f}, "
+            f"median {np.median(known):.2f} of {len(returns)} seeds that are done"
+        )
+    if not all(each.done for each in record.seeds):
+        lines |= {"logs": str(group_dir / LOGS_FOLDER), "go on with": f"rl-training resume {group_dir}"}
+    for label, value in lines.items():
         print(f"{label + ':':16}{value}")
 
 

@@ -1,5 +1,6 @@
 """Everything this package raises on purpose. Each message says what was given, what is allowed, what to do."""
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,3 +66,8 @@ class TrainingInterrupted(KeyboardInterrupt):
 def told(error: BaseException) -> str:
     """An error in one line, for messages."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def exit_told(code: int) -> str:
+    """How a process ended that gave no error, for messages; negative codes are signals."""
+    return f"its process exited with code {code}" if code >= 0 else f"it was killed by {signal.Signals(-code).name}"

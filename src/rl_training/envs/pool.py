@@ -1,7 +1,6 @@
 """Worker processes as their owner sees them: commands out, answers or accidents back, no endless wait."""
 
 import multiprocessing
-import signal
 import socket
 import time
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from rl_training.envs.common import EnvFactory
 from rl_training.envs.serving import CLOSE, Command, Failure, SharedArrays, SharedMemory, pack, receive, serve
+from rl_training.errors import exit_told
 
 _PATIENCE = 0.01  # seconds; an answer that comes sooner needs no more than a plain read
 _DYING_SECONDS = 2.0  # for the system to clear away a process
@@ -62,9 +62,7 @@ class Worker:
     def fate(self, otherwise: str) -> str:
         """How the process ended; `otherwise` if it goes on."""
         code = self.process.exitcode
-        if code is None:
-            return otherwise
-        return f"its process exited with code {code}" if code >= 0 else f"it was killed by {signal.Signals(-code).name}"
+        return otherwise if code is None else exit_told(code)
 
     def kill(self) -> None:
         """End the process, whatever it is doing."""

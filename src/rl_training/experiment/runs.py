@@ -5,7 +5,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ METRICS_FILE = "metrics.jsonl"
 DIGESTS_FILE = "digests.jsonl"
 METADATA_FILE = "metadata.json"
 CURVE_FILE = "learning_curve.png"
+CONFIG_FILE = "config.yaml"
 _MAX_NAME = 70  # characters per part: with three of them and a seed, a whole id stays below 255
 
 
@@ -69,35 +70,45 @@ def context_of(run_dir: Path) -> RunContext:
         run_dir=run_dir,
         checkpoints_dir=run_dir / "checkpoints",
         tensorboard_dir=run_dir / "tensorboard",
-        config_path=run_dir / "config.yaml",
+        config_path=run_dir / CONFIG_FILE,
         metadata_path=run_dir / METADATA_FILE,
     )
 
 
+def run_name(config: TrainConfig, suffix: str) -> str:
+    """The id of a run, and the name of its directory."""
+    return f"{slug(config.algo)}__{slug(config.env_id)}__seed{config.seed}__{slug(suffix)}"
+
+
 def create_run_context(config: TrainConfig, run_suffix: str | None = None) -> RunContext:
     """Create a new run directory below `output_dir`; two runs never share one."""
-    suffix = slug(run_suffix) if run_suffix is not None else _unique_suffix()
-    run_id = f"{slug(config.algo)}__{slug(config.env_id)}__seed{config.seed}__{suffix}"
-    context = context_of(config.output_dir / run_id)
+    suffix = run_suffix if run_suffix is not None else unique_suffix()
+    return context_of(make_directory(config.output_dir, run_name(config, suffix), ("checkpoints", "tensorboard")))
+
+
+def make_directory(output_dir: Path, name: str, folders: Sequence[str]) -> Path:
+    """A new directory with these folders in it; one that exists is refused."""
+    path = output_dir / name
     try:
-        if context.run_dir.resolve().parent != config.output_dir.resolve():
-            raise RunDirectoryError(f"{context.run_dir} would lie outside {config.output_dir}")
-        config.output_dir.mkdir(parents=True, exist_ok=True)
-        context.run_dir.mkdir()  # atomic: of two processes, one fails here
-        context.checkpoints_dir.mkdir()
-        context.tensorboard_dir.mkdir()
+        if path.resolve().parent != output_dir.resolve():
+            raise RunDirectoryError(f"{path} would lie outside {output_dir}")
+        output_dir.mkdir(parents=True, exist_ok=True)
+        path.mkdir()  # atomic: of two processes, one fails here
+        for folder in folders:
+            (path / folder).mkdir()
     except FileExistsError:
-        if not config.output_dir.is_dir():
-            raise RunDirectoryError(f"output directory {config.output_dir} is a file") from None
+        if not output_dir.is_dir():
+            raise RunDirectoryError(f"output directory {output_dir} is a file") from None
         raise RunDirectoryError(
-            f"{context.run_dir} exists: choose another suffix, or continue it with `rl-training resume`"
+            f"{path} exists: choose another suffix, or continue it with `rl-training resume`"
         ) from None
     except (OSError, ValueError, RuntimeError) as error:
-        raise RunDirectoryError(f"output directory {config.output_dir} cannot be written: {error}") from None
-    return context
+        raise RunDirectoryError(f"output directory {output_dir} cannot be written: {error}") from None
+    return path
 
 
-def _unique_suffix() -> str:
+def unique_suffix() -> str:
+    """The moment, and some letters for those who have the same."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
@@ -117,7 +128,12 @@ def check_output_dir(config: TrainConfig) -> None:
 
 def write_config(context: RunContext, config: TrainConfig) -> None:
     """Write `config.yaml`, which `train --config` reads back."""
-    write_text(context.config_path, yaml.dump(plain_config(config), Dumper=ConfigDumper, sort_keys=False))
+    write_values(context.config_path, plain_config(config))
+
+
+def write_values(path: Path, values: dict[str, Any]) -> None:
+    """Plain config values as YAML."""
+    write_text(path, yaml.dump(values, Dumper=ConfigDumper, sort_keys=False))
 
 
 def read_metadata(context: RunContext) -> dict[str, Any]:

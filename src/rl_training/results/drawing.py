@@ -8,7 +8,7 @@ import numpy as np
 
 from rl_training.errors import ConfigError, RunDirectoryError
 from rl_training.experiment.files import write_atomically
-from rl_training.experiment.runs import CURVE_FILE, RunContext, read_metrics
+from rl_training.experiment.runs import CURVE_FILE, RunContext, read_metadata, read_metrics
 from rl_training.results.curves import align_curves, band, read_curve
 from rl_training.results.loading import EVALUATION, TRAINING, RunGroup
 from rl_training.results.statistics import Bootstrap, short
@@ -24,6 +24,12 @@ _MOST_LINES = 10  # of single seeds; beyond that the band says more
 _MOST_POINTS = 200  # of a band; more would not show
 _FEW_POINTS = 30  # of a curve that is short enough to mark each
 _BAND = Bootstrap(resamples=2_000)
+
+
+def plot_run(context: RunContext) -> Path | None:
+    """The learning curve under the name of the run; None when matplotlib is not installed."""
+    metadata = read_metadata(context)
+    return plot_learning_curve(context, f"{metadata['algo']} on {metadata['env_id']}, seed {metadata['seed']}")
 
 
 def plot_learning_curve(context: RunContext, title: str) -> Path | None:

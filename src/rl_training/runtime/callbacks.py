@@ -4,6 +4,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from rl_training.algorithms.base import UpdateResult
@@ -181,3 +182,26 @@ class StopAfterWallTime(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` stopped."""
         self._earlier = float(state["elapsed"])
+
+
+@dataclass(frozen=True)
+class StopRules:
+    """What may end a run before its budget is used up; nothing does by default."""
+
+    at_return: float | None = None
+    """A mean return of an evaluation."""
+    after_minutes: float | None = None
+    """Of training."""
+    patience: int | None = None
+    """Evaluations in a row without a better one."""
+
+    def callbacks(self) -> list[Callback]:
+        """New callbacks that see to it."""
+        callbacks: list[Callback] = []
+        if self.at_return is not None:
+            callbacks.append(StopAtReturn(self.at_return))
+        if self.after_minutes is not None:
+            callbacks.append(StopAfterWallTime(60.0 * self.after_minutes))
+        if self.patience is not None:
+            callbacks.append(StopWithoutImprovement(self.patience))
+        return callbacks

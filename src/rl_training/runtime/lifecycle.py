@@ -28,7 +28,7 @@ from rl_training.runtime.saved import ResumeNote, SavedProgress
 from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.trainer import TrainResult
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _PATIENCE_SECONDS = 4.0  # who sends SIGTERM sends SIGKILL some seconds later
 
 
@@ -134,7 +134,7 @@ def _stop_signals(session: TrainingSession) -> Iterator[None]:
             message = f"interrupted after step {session.state.global_step}, which could not be waited for"
             raise TrainingInterrupted(message, session.signal_number)
 
-    before = {number: signal.signal(number, handle) for number in _STOP_SIGNALS}
+    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
     before[signal.SIGALRM] = signal.signal(signal.SIGALRM, give_up)
     try:
         yield

@@ -23,7 +23,7 @@ _SHOWN = (
 )
 
 
-class _PatientConsole(Console):
+class PatientConsole(Console):
     """Falls silent when nobody reads it any more; rich's own would end the program, and with it the run."""
 
     def on_broken_pipe(self) -> None:
@@ -35,7 +35,7 @@ class ProgressDisplay(Callback):
     """Steps, steps per second, time left, return and losses."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console or _PatientConsole(stderr=True)
+        self._console = console or PatientConsole(stderr=True)
         self._clock = clock
         self._bar: Progress | None = None
         self._task = TaskID(0)

@@ -136,7 +136,7 @@ def reopen_training_run(run_dir: Path, config: TrainConfig, note: ResumeNote) ->
 
 def note_resume(context: RunContext, note: ResumeNote) -> None:
     """Write into the metadata from where the run went on, and whether to the last bit."""
-    resumed = [*read_metadata(context).get("resumed", []), {**note.to_metadata(), "at": _now()}]
+    resumed = [*read_metadata(context).get("resumed", []), {**note.to_metadata(), "at": now()}]
     update_metadata(context, resumed=resumed)
 
 
@@ -159,7 +159,7 @@ def save_training_checkpoint(
         "run_id": run_context.run_id,
         "metrics": dict(metrics),
         "versions": versions(),
-        "saved_at": _now(),
+        "saved_at": now(),
     }
     state = CheckpointState(
         algorithm_state=algorithm_state,
@@ -184,7 +184,7 @@ def refusing_misfits(config: TrainConfig) -> Iterator[None]:
 
 def end_run(context: RunContext, **outcome: Any) -> None:
     """Write how the run ended into its metadata."""
-    update_metadata(context, ended_at=_now(), **outcome)
+    update_metadata(context, ended_at=now(), **outcome)
 
 
 def versions() -> dict[str, str]:
@@ -207,8 +207,16 @@ def _describe_run(context: RunContext, config: TrainConfig) -> dict[str, Any]:
         "seed": config.seed,
         "total_timesteps": config.total_timesteps,
         "global_step": 0,
-        "started_at": _now(),
+        "started_at": now(),
         "ended_at": None,
+        **describe_origin(),
+        "tags": list(config.tags),
+    }
+
+
+def describe_origin() -> dict[str, Any]:
+    """By which command, with which versions and where something was started."""
+    return {
         "command": sys.argv,
         "versions": versions(),
         "git_commit": _git_commit(),
@@ -218,7 +226,6 @@ def _describe_run(context: RunContext, config: TrainConfig) -> dict[str, Any]:
             "cpus": os.cpu_count(),
             "process": os.getpid(),
         },
-        "tags": list(config.tags),
     }
 
 
@@ -232,5 +239,6 @@ def _git_commit() -> str | None:
     return answer.stdout.strip()
 
 
-def _now() -> str:
+def now() -> str:
+    """The time of day, as files keep it."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -1,12 +1,12 @@
 """How many threads a learner's matrix products deserve: `num_threads: auto` tries one and all cores, and compares."""
 
 import math
-import os
 import time
 
 import torch
 
 from rl_training.algorithms.base import LearnerParams
+from rl_training.cores import available_cores
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.validation import StrictModel
 from rl_training.runtime.run_utils import limited_threads
@@ -22,7 +22,7 @@ def resolve_threads(config: TrainConfig, params: StrictModel) -> tuple[TrainConf
         return config, None
     threads, reason = 1, "its networks are not known"
     if isinstance(params, LearnerParams):
-        threads, reason = choose_threads(params.rows_per_step, max(params.hidden_sizes), len(os.sched_getaffinity(0)))
+        threads, reason = choose_threads(params.rows_per_step, max(params.hidden_sizes), available_cores())
     return config.model_copy(update={"num_threads": threads}), f"{threads}: {reason}"
 
 

@@ -3,7 +3,7 @@
 import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rl_training.algorithms.base import GradientStep
@@ -18,7 +18,7 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import METADATA_FILE, RunContext, context_of, read_digests
+from rl_training.experiment.runs import METADATA_FILE, RunContext, context_of, read_digests, read_metadata
 from rl_training.experiment.sources import Layer, read_yaml, resolve_config
 from rl_training.runtime.agents import Agent, build_agent
 from rl_training.runtime.callbacks import Callback
@@ -98,14 +98,24 @@ def prepare_resume(path: Path | str, changes: Sequence[Layer], *, force: bool = 
     """A run directory continues in place, a checkpoint file forks into a new directory."""
     given = Path(path)
     state = open_checkpoint(given).state
-    config = continued_config(state, changes, force=force)
     if not given.is_dir():
-        return Continuation(config, state, run_dir=None)
+        return Continuation(continued_config(state, changes, force=force), state, run_dir=None)
     run_dir = given.parent if given.name == "checkpoints" else given
     if not (run_dir / METADATA_FILE).exists():
         raise CheckpointError(f"{given} holds checkpoints but is no run directory; give one of the files to fork it")
+    state = _with_what_is_owed(state, context_of(run_dir))
+    config = continued_config(state, changes, force=force)
     _warn_of_edits(context_of(run_dir), state)
     return Continuation(config, state, run_dir)
+
+
+def _with_what_is_owed(state: CheckpointState, context: RunContext) -> CheckpointState:
+    """A run killed between its last checkpoint and its end still owes its final evaluation and the news of its end."""
+    progress = state.trainer_state
+    used_up = progress.get("iterated_at", 0) >= state.config.get("total_timesteps", 0)
+    if not used_up or progress.get("due") or read_metadata(context).get("status") == "completed":
+        return state
+    return replace(state, trainer_state={**progress, "due": ["evaluate"]})
 
 
 def _warn_of_edits(context: RunContext, state: CheckpointState) -> None:

@@ -1,0 +1,35 @@
+"""How many cores this process may use: in a container or under `taskset` they are fewer than the machine has."""
+
+import math
+import os
+import sys
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def available_cores() -> int:
+    """Those of its affinity, and no more than its control group pays for."""
+    if sys.platform != "linux":
+        return os.cpu_count() or 1
+    return int(min(len(os.sched_getaffinity(0)), cgroup_cores(_CGROUPS / _own_cgroup())))
+
+
+def _own_cgroup() -> str:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+
+
+def cgroup_cores(folder: Path) -> float:
+    """Cores whose time a control group (version 2) and those above it leave their processes; infinite for no limit."""
+    quotas: list[float] = []
+    for place in (folder, *folder.parents):
+        try:
+            quota, period = (place / "cpu.max").read_text().split()
+            quotas.append(float(quota) / float(period))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return math.ceil(min(quotas)) if quotas else math.inf

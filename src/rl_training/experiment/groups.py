@@ -1,0 +1,216 @@
+"""Groups: many seeds of one config in one directory, which seeds those are, and what `group.json` says of each."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rl_training.errors import ConfigError, RunDirectoryError
+from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
+from rl_training.experiment.files import write_text
+from rl_training.experiment.runs import (
+    CONFIG_FILE,
+    context_of,
+    make_directory,
+    read_metadata,
+    run_name,
+    slug,
+    unique_suffix,
+    write_values,
+)
+from rl_training.experiment.sources import read_yaml, resolve_config
+from rl_training.experiment.validation import StrictModel
+
+GROUP_FILE = "group.json"
+LOGS_FOLDER = "logs"
+_FORMAT = 1
+_MOST_SEEDS = 10_000
+_PART = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
+
+SeedStatus = Literal["waiting", "running", "completed", "stopped", "interrupted", "failed"]
+
+
+class SeedRecord(StrictModel):
+    """One seed of a group."""
+
+    seed: int
+    run_dir: str
+    """The name of its run directory inside the group's."""
+    status: SeedStatus = "waiting"
+    reason: str | None = None
+    """Why it ended, unless its budget was used up."""
+    global_step: int = 0
+    wall_seconds: float = 0.0
+    metrics: dict[str, Any] | None = None
+    """The final numbers."""
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.status in ("completed", "stopped")
+
+    @property
+    def final_return(self) -> float | None:
+        """The mean return of the final evaluation, if there was one."""
+        return (self.metrics or {}).get("eval_return_mean")
+
+
+class GroupRecord(StrictModel):
+    """What `group.json` says, but for the format number."""
+
+    algo: str
+    env_id: str
+    total_timesteps: int
+    jobs: int
+    stop: dict[str, Any]
+    """The rules that may end a run early."""
+    status: Literal["running", "completed", "interrupted", "failed"] = "running"
+    started_at: str
+    ended_at: str | None = None
+    command: list[str]
+    versions: dict[str, str]
+    git_commit: str | None
+    host: dict[str, Any]
+    seeds: tuple[SeedRecord, ...]
+
+    def with_seed(self, changed: SeedRecord) -> "GroupRecord":
+        """The same with another record of one seed."""
+        seeds = tuple(changed if record.seed == changed.seed else record for record in self.seeds)
+        return self.model_copy(update={"seeds": seeds})
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """The numbers that `1-10`, `1,2,5` or `1-3,7` stand for, in that order."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        match = _PART.fullmatch(part.strip())
+        if match is None:
+            raise ConfigError(
+                f"--seeds {text}: {part!r} is neither a seed nor a range; give such as 1-10, 1,2,5 or 1-3,7"
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ConfigError(f"--seeds {text}: the range {part} is empty; give {last}-{first}")
+        seeds.extend(range(first, min(last, first + _MOST_SEEDS) + 1))
+    return checked_seeds(seeds)
+
+
+def checked_seeds(seeds: Iterable[int]) -> tuple[int, ...]:
+    """The same seeds, if they make a group: some, not too many, each once."""
+    found = tuple(seeds)
+    twice = [seed for seed, count in Counter(found).items() if count > 1]
+    if twice:
+        raise ConfigError(f"seed {twice[0]} is given twice: a group has each seed once")
+    if not 1 <= len(found) <= _MOST_SEEDS:
+        raise ConfigError(f"{len(found)} seeds or more: a group has from 1 to {_MOST_SEEDS}")
+    return found
+
+
+def seeds_told(seeds: Sequence[int]) -> str:
+    """The seeds as short as `parse_seeds` takes them: `1-3,7`."""
+    ranges: list[list[int]] = []
+    for seed in seeds:
+        if ranges and seed == ranges[-1][-1] + 1:
+            ranges[-1] = [ranges[-1][0], seed]
+        else:
+            ranges.append([seed])
+    return ",".join("-".join(map(str, ends)) for ends in ranges)
+
+
+def seed_config(config: TrainConfig, seed: int, group_dir: Path) -> TrainConfig:
+    """The config of one run of the group."""
+    return TrainConfig(**{**plain_config(config), "seed": seed, "output_dir": group_dir})
+
+
+def create_group(config: TrainConfig, seeds: Sequence[int], **about: Any) -> tuple[Path, GroupRecord]:
+    """Make a group directory with all its seeds waiting; `about` are the fields of the record that no config has."""
+    suffix = unique_suffix()
+    label = slug(seeds_told(seeds).replace(",", "_"))
+    name = f"{slug(config.algo)}__{slug(config.env_id)}__seeds{label}__{suffix}"
+    configs = [seed_config(config, seed, config.output_dir / name) for seed in seeds]
+    record = GroupRecord(
+        algo=config.algo,
+        env_id=config.env_id,
+        total_timesteps=config.total_timesteps,
+        seeds=tuple(SeedRecord(seed=each.seed, run_dir=run_name(each, suffix)) for each in configs),
+        **about,
+    )
+    group_dir = make_directory(config.output_dir, name, (LOGS_FOLDER,))
+    write_values(group_dir / CONFIG_FILE, _without_seed(config))
+    write_group(group_dir, record)
+    return group_dir, record
+
+
+def _without_seed(config: TrainConfig) -> dict[str, Any]:
+    return {name: value for name, value in plain_config(config).items() if name != "seed"}
+
+
+def write_group(group_dir: Path, record: GroupRecord) -> None:
+    """Replace `group.json`."""
+    content = {"format": _FORMAT, **record.model_dump(mode="json")}
+    write_text(group_dir / GROUP_FILE, json.dumps(content, indent=2) + "\n")
+
+
+def read_group(group_dir: Path) -> GroupRecord:
+    """What `group.json` says; a newer format is refused."""
+    path = group_dir / GROUP_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = content.pop("format")
+    except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        raise RunDirectoryError(f"{group_dir} is not a group directory: {error!r}") from None
+    if found != _FORMAT:
+        raise RunDirectoryError(f"{path} has format {found}, this version reads {_FORMAT}: use the one that wrote it")
+    try:
+        return GroupRecord(**content)
+    except ConfigError as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from None
+
+
+def read_group_config(group_dir: Path, record: GroupRecord) -> TrainConfig:
+    """The config of the group's runs; edited in a way that would make other runs of those to come, it is refused."""
+    config = resolve_config([read_yaml(group_dir / CONFIG_FILE)]).config
+    for seed in record.seeds:
+        path = group_dir / seed.run_dir / CONFIG_FILE
+        if not path.exists():
+            continue
+        begun = TrainConfig(**read_yaml(path).values)
+        edits = binding_changes(_without_seed(begun), _without_seed(config))
+        if edits:
+            raise ConfigError(f"{group_dir / CONFIG_FILE} is not what seed {seed.seed} began with ({'; '.join(edits)})")
+        break
+    return config
+
+
+def log_path(group_dir: Path, seed: int) -> Path:
+    """What the process of a seed printed."""
+    return group_dir / LOGS_FOLDER / f"seed{seed}.log"
+
+
+def as_left(group_dir: Path, record: SeedRecord) -> SeedRecord:
+    """How the run of a seed stands on disk, when no process works on it any more."""
+    left = _metadata(group_dir, record)
+    status = left.get("status")
+    if status is None:
+        return record.model_copy(update={"status": "waiting", "reason": None})
+    if status == "running":
+        return with_outcome(group_dir, record, "interrupted", "its process is gone")
+    return with_outcome(group_dir, record, status, left.get("error") or record.reason)
+
+
+def with_outcome(group_dir: Path, record: SeedRecord, status: SeedStatus, reason: str | None) -> SeedRecord:
+    """The record of a seed that ended so, with the numbers that its run has left."""
+    left = _metadata(group_dir, record)
+    numbers = {name: value for name, value in left.items() if name in ("global_step", "wall_seconds", "metrics")}
+    why = left.get("stop_reason") if status == "stopped" else reason
+    return record.model_copy(update={**numbers, "status": status, "reason": why})
+
+
+def _metadata(group_dir: Path, record: SeedRecord) -> dict[str, Any]:
+    """What the run says of itself; nothing where it has not begun, or where a crash has left half a file."""
+    try:
+        return read_metadata(context_of(group_dir / record.run_dir))
+    except RunDirectoryError:
+        return {}

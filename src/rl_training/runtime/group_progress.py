@@ -1,0 +1,175 @@
+"""What people see while a group trains: one live line per seed on a terminal, a plain line now and then elsewhere."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rl_training.experiment.groups import GroupRecord, SeedRecord, SeedStatus, seeds_told
+from rl_training.runtime.progress import PatientConsole
+from rl_training.runtime.types import MetricDict
+
+_REDRAW_SECONDS = 0.5
+_LINE_SECONDS = 10.0
+_LINES_BESIDES_SEEDS = 4  # heading, total, and some room for what stands above
+
+_COUNTED: tuple[SeedStatus, ...] = ("completed", "stopped", "failed", "interrupted", "running", "waiting")
+
+# (heading, metric) in the order shown.
+_RETURNS = (("return", "rollout/ep_rew_mean"), ("eval", "eval/mean_reward"))
+
+
+@dataclass
+class SeedProgress:
+    """How far one seed has come, as far as its process has told."""
+
+    seed: int
+    total: int
+    """Budget in env steps."""
+    status: SeedStatus = "waiting"
+    step: int = 0
+    rate: float = 0.0
+    """Env steps per second."""
+    reason: str | None = None
+    seconds: float = 0.0
+    """Of training, earlier parts of a resumed run included."""
+    metrics: MetricDict = field(default_factory=dict)
+    _begun: tuple[float, int] | None = None
+    """When the process told its first step, and which that was."""
+
+    @classmethod
+    def of(cls, record: SeedRecord, total: int) -> "SeedProgress":
+        """As far as the group knows before any process has started."""
+        progress = cls(record.seed, total)
+        progress.settle(record)
+        return progress
+
+    def settle(self, record: SeedRecord) -> None:
+        """Take over how the seed stands in the group's record."""
+        self.status, self.reason = record.status, record.reason
+        self.step, self.seconds = record.global_step, record.wall_seconds
+        if record.final_return is not None:
+            self.metrics["eval/mean_reward"] = record.final_return
+
+    def advance(self, step: int, metrics: MetricDict, clock: float) -> None:
+        """Take over what the process tells at a moment of the clock."""
+        self.step, self.metrics = step, metrics
+        began_at, began_step = self._begun = self._begun or (clock, step)
+        self.rate = (step - began_step) / max(clock - began_at, 1e-6)
+
+    @property
+    def left(self) -> int:
+        """Env steps to go, unless the run has ended."""
+        return max(self.total - self.step, 0) if self.status in ("waiting", "running") else 0
+
+
+class GroupDisplay:
+    """Shows the seeds of one group, and says when one has ended."""
+
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console or PatientConsole(stderr=True)
+        self._clock = clock
+        self._live: Live | None = None
+        self._shown_at = clock()
+
+    def begin(self, group_dir: Path, record: GroupRecord) -> None:
+        """Open the display."""
+        seeds = seeds_told([each.seed for each in record.seeds])
+        self.say(f"Training {record.algo} on {record.env_id}, seeds {seeds}, {record.jobs} at a time, in {group_dir}")
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def say(self, text: str) -> None:
+        """One line, above what is redrawn."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def update(self, seeds: Sequence[SeedProgress]) -> None:
+        """Show the newest numbers, if those shown are old."""
+        if self._clock() - self._shown_at >= (_LINE_SECONDS if self._live is None else _REDRAW_SECONDS):
+            self._show(seeds)
+
+    def ended(self, progress: SeedProgress) -> None:
+        """Say how a seed ended."""
+        if self._live is None or progress.status == "failed":
+            self.say(_ending(progress))
+
+    def end(self, seeds: Sequence[SeedProgress]) -> None:
+        """Close the display; one line of it stays."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        self._show(seeds)
+
+    def _show(self, seeds: Sequence[SeedProgress]) -> None:
+        self._shown_at = self._clock()
+        if self._live is not None:
+            self._live.update(Group(self._table(seeds), Text(_summary(seeds))), refresh=True)
+        else:
+            self.say(_summary(seeds))
+
+    def _table(self, seeds: Sequence[SeedProgress]) -> Table:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("seed", justify="right")
+        table.add_column("status")
+        for heading in ("steps", "steps/s", *(heading for heading, _ in _RETURNS), "left"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("why", no_wrap=True)
+        for progress in self._fitting(seeds):
+            table.add_row(*map(Text, _cells(progress)))
+        return table
+
+    def _fitting(self, seeds: Sequence[SeedProgress]) -> Sequence[SeedProgress]:
+        """All of them, or, where the terminal is too low, those that train."""
+        fits = len(seeds) + _LINES_BESIDES_SEEDS <= self._console.height
+        return seeds if fits else [each for each in seeds if each.status == "running"]
+
+
+def _summary(seeds: Sequence[SeedProgress]) -> str:
+    counts = {status: sum(each.status == status for each in seeds) for status in _COUNTED}
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    step, total = sum(each.step for each in seeds), sum(each.total for each in seeds)
+    return f"{told}  {step:,}/{total:,} steps{_speed(seeds)}"
+
+
+def _speed(seeds: Sequence[SeedProgress]) -> str:
+    """All together, and the time until all are done, if those that wait will train as fast as those that train now."""
+    running = [each for each in seeds if each.status == "running" and each.rate > 0.0]
+    if not running:
+        return ""
+    rate = sum(each.rate for each in running)
+    left = max(sum(each.left for each in seeds) / rate, *(each.left / each.rate for each in running))
+    return f"  {rate:,.0f} steps/s  {duration_told(left)} left"
+
+
+def duration_told(seconds: float) -> str:
+    """As `1:02:03` or `2:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _cells(progress: SeedProgress) -> list[str]:
+    running = progress.status == "running" and progress.rate > 0.0
+    returns = [progress.metrics.get(metric) for _, metric in _RETURNS]
+    return [
+        str(progress.seed),
+        progress.status,
+        f"{progress.step:,}/{progress.total:,}",
+        f"{progress.rate:,.0f}" if running else "",
+        *("" if value is None else f"{value:.1f}" for value in returns),
+        duration_told(progress.left / progress.rate) if running else "",
+        progress.reason or "",
+    ]
+
+
+def _ending(progress: SeedProgress) -> str:
+    evaluated = progress.metrics.get("eval/mean_reward")
+    numbers = f" at step {progress.step:,} after {progress.seconds:.1f} s"
+    numbers += "" if evaluated is None else f", evaluation {evaluated:.1f}"
+    return f"seed {progress.seed} {progress.status}{numbers}{': ' + progress.reason if progress.reason else ''}"

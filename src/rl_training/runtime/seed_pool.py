@@ -1,0 +1,139 @@
+"""The processes of a group, seen from the one that owns them: so many at once, what they tell, and how they end."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from types import FrameType
+
+from rl_training.errors import exit_told
+from rl_training.runtime.lifecycle import STOP_SIGNALS
+from rl_training.runtime.seed_process import Beat, Ending, SeedJob, live
+
+_LOOK_SECONDS = 0.25
+_DYING_SECONDS = 5.0
+# Imported once, by a server that then forks a process per seed: each would take seconds to import them itself.
+_PRELOADED = ["rl_training.runtime.seed_process", "torch.utils.tensorboard", "matplotlib.figure"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A seed has got its process."""
+
+
+News = Start | Beat | Ending
+
+
+class SeedProcess:
+    """One running seed."""
+
+    def __init__(self, job: SeedJob) -> None:
+        self.seed = job.config.seed
+        self._ending: Ending | None = None
+        self._stopping = False
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=live, args=(job, theirs), name=f"seed-{self.seed}")
+        with theirs:
+            self._process.start()
+
+    def receive(self) -> Beat | Ending | None:
+        """What the process says, or that it has ended; waits if it says nothing."""
+        try:
+            news: Beat | Ending = self.connection.recv()
+        except (EOFError, OSError):  # every copy of its end is closed
+            return self._end()
+        if isinstance(news, Beat):
+            return news
+        self._ending = news  # it still has to clear up
+        return None
+
+    def _end(self) -> Ending:
+        self.connection.close()
+        self._process.join(_DYING_SECONDS)
+        if self._ending is not None:
+            return self._ending
+        code = self._process.exitcode
+        reason = "it went silent" if code is None else exit_told(code)
+        if self._stopping:
+            return Ending("interrupted", reason)
+        return Ending("failed", f"{reason} (out of memory?)" if code == -signal.SIGKILL else reason)
+
+    def stop(self, number: int) -> None:
+        """Pass a signal on, once."""
+        if not self._stopping:
+            self._stopping = True
+            self._send(number)
+
+    def kill(self) -> None:
+        """End the process, whatever it is doing."""
+        self._stopping = True
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        if self._process.pid is not None and self._process.is_alive():
+            os.kill(self._process.pid, number)
+
+
+def run_at_once(jobs: Iterable[SeedJob], most: int, signals: Sequence[int]) -> Iterator[tuple[int, News] | None]:
+    """Give every job a process, `most` at a time; what becomes of them, by seed, or none when time has passed.
+
+    `signals` grows: its first entry is passed on, and no further job begins; its second kills.
+    """
+    waiting = deque(jobs)
+    running: list[SeedProcess] = []
+    try:
+        while running or (waiting and not signals):
+            while waiting and len(running) < most and not signals:
+                running.append(SeedProcess(waiting.popleft()))
+                yield running[-1].seed, Start()
+            for process in _speaking(running):
+                news = process.receive()
+                if isinstance(news, Ending):
+                    running.remove(process)
+                if news is not None:
+                    yield process.seed, news
+            for process in running:
+                _pass_on(signals, process)
+            yield None
+    finally:
+        for process in running:  # whoever listened has failed
+            process.stop(signal.SIGTERM)
+
+
+def _speaking(running: Sequence[SeedProcess]) -> list[SeedProcess]:
+    ready = wait([process.connection for process in running], _LOOK_SECONDS)
+    return [process for process in running if process.connection in ready]
+
+
+def _pass_on(signals: Sequence[int], process: SeedProcess) -> None:
+    if len(signals) > 1:
+        process.kill()
+    elif signals:
+        process.stop(signals[0])
+
+
+@contextmanager
+def collected_signals() -> Iterator[list[int]]:
+    """The signals that ask to stop, as they come."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received  # only the main thread may handle signals
+        return
+
+    def collect(number: int, frame: FrameType | None) -> None:
+        del frame
+        received.append(number)
+
+    before = {number: signal.signal(number, collect) for number in STOP_SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

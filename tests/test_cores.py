@@ -1,0 +1,30 @@
+import math
+from pathlib import Path
+
+import pytest
+
+from rl_training.cores import available_cores, cgroup_cores
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "cores"),
+    [
+        ("max 100000", "max 100000", math.inf),
+        ("max 100000", "150000 100000", 2),
+        ("50000 100000", "max 100000", 1),
+        ("400000 100000", "200000 100000", 2),
+        (None, "nonsense", math.inf),
+    ],
+)
+def test_the_tightest_control_group_says_how_many_cores_there_are(
+    outer: str | None, inner: str, cores: float, tmp_path: Path
+) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "cpu.max").write_text(f"{inner}\n")
+    if outer is not None:
+        (tmp_path / "cpu.max").write_text(f"{outer}\n")
+    assert cgroup_cores(tmp_path / "job") == cores
+
+
+def test_there_is_at_least_one_core() -> None:
+    assert available_cores() >= 1

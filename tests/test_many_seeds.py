@@ -1,0 +1,427 @@
+"""Many seeds at once: runs like single ones, a group that outlives its failures, and every way it can be stopped."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import yaml
+from chaos import result_of
+from conftest import TINY_PPO, MakeConfig
+
+from rl_training.cli import main
+from rl_training.errors import ConfigError, RunDirectoryError
+from rl_training.experiment.groups import parse_seeds, read_group, seeds_told
+from rl_training.experiment.runs import context_of, find_runs, read_metadata
+from rl_training.runtime.callbacks import StopRules
+from rl_training.runtime.many_seeds import resolve_jobs, train_seeds
+from rl_training.runtime.seed_process import Lifeline
+from rl_training.runtime.trainer import TrainerState
+
+TINY: dict[str, Any] = {
+    "algo": "ppo",
+    "env_id": "sample_envs:tests/Ordered-v0",
+    "total_timesteps": 128,
+    "num_envs": 2,
+    "eval_episodes": 2,
+    "eval_interval": 64,
+    "log_interval": 64,
+    "checkpoint_interval": 64,
+    "algo_kwargs": TINY_PPO,
+}
+
+
+class Place:
+    """A directory with a config, orders for the envs of some seeds, and groups of runs."""
+
+    def __init__(self, root: Path) -> None:
+        self.orders, self.runs, self.config = root / "orders", root / "runs", root / "tiny.yaml"
+        self.orders.mkdir()
+        self.config.write_text(yaml.safe_dump({**TINY, "env_kwargs": {"orders": str(self.orders)}}))
+
+    def argv(self, *options: str) -> list[str]:
+        return ["train", "--config", str(self.config), "--output-dir", str(self.runs), *options]
+
+    def group(self) -> Path:
+        (group_dir,) = self.runs.iterdir()
+        return group_dir
+
+    def order(self, seed: int, order: str) -> None:
+        (self.orders / f"seed-{seed}").write_text(order)
+
+    def hold(self, *seeds: int) -> None:
+        for seed in seeds:
+            os.mkfifo(self.orders / f"seed-{seed}")
+
+    def catch(self, *seeds: int) -> list[IO[str]]:
+        """Wait until the envs of these seeds are held up; they go on when what this gives is closed."""
+        return [(self.orders / f"seed-{seed}").open("w") for seed in seeds]
+
+    def lift(self) -> None:
+        for path in self.orders.iterdir():
+            path.unlink()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def singles(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    """What single runs of seeds 1 to 3 come to, to the last bit."""
+    place = Place(tmp_path_factory.mktemp("singles"))
+    for seed in (1, 2, 3):
+        assert main(place.argv("--seed", str(seed))) == 0
+    return {read_metadata(context)["seed"]: result_of(context.run_dir) for context in find_runs(place.runs)}
+
+
+def results(group_dir: Path) -> dict[int, Any]:
+    return {record.seed: result_of(group_dir / record.run_dir) for record in read_group(group_dir).seeds}
+
+
+def statuses(group_dir: Path) -> dict[int, str]:
+    return {record.seed: record.status for record in read_group(group_dir).seeds}
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [
+        ("1-10", tuple(range(1, 11))),
+        ("1,2,5", (1, 2, 5)),
+        ("1-3,7", (1, 2, 3, 7)),
+        ("7, 0-1", (7, 0, 1)),
+        ("4", (4,)),
+        ("4-4", (4,)),
+    ],
+)
+def test_seeds_are_numbers_and_ranges_in_the_order_given(text: str, seeds: tuple[int, ...]) -> None:
+    assert parse_seeds(text) == seeds
+    assert parse_seeds(seeds_told(seeds)) == seeds
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "'' is neither a seed nor a range"),
+        ("1,,2", "'' is neither"),
+        ("1-", "'1-' is neither"),
+        ("-3", "'-3' is neither"),
+        ("1..4", "give such as 1-10, 1,2,5 or 1-3,7"),
+        ("1e3", "neither"),
+        ("٣", "neither"),
+        ("5-3", "the range 5-3 is empty; give 3-5"),
+        ("1-3,2", "seed 2 is given twice"),
+        ("1-999999999999", "a group has from 1 to 10000"),
+    ],
+)
+def test_other_seeds_are_refused(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        parse_seeds(text)
+
+
+def test_as_many_processes_run_as_there_are_cores_for_their_threads_but_no_more_than_seeds() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert 1 <= resolve_jobs("auto", 10**6) <= cores
+    assert resolve_jobs("auto", 10**6, num_threads=cores) == 1
+    assert resolve_jobs("auto", 1) == resolve_jobs(7, 1) == 1
+    assert resolve_jobs(7, 10) == 7
+    with pytest.raises(ConfigError, match="jobs=0"):
+        resolve_jobs(0, 10)
+
+
+USER_ERRORS: dict[str, tuple[list[str], list[str]]] = {
+    "seed and seeds": (["--seed", "3", "--seeds", "1-2"], ["--seeds 1-2 and seed=3: give one of them"]),
+    "seed assigned": (["--set", "seed=3", "--seeds", "1-2"], ["give one of them"]),
+    "seed too large": (["--seeds", "1,9999999999999999999"], ["seed=9999999999999999999"]),
+    "no jobs": (["--seeds", "1-2", "--jobs", "0"], ["--jobs 0: give auto"]),
+    "odd jobs": (["--seeds", "1-2", "--jobs", "two"], ["--jobs two: give auto"]),
+    "jobs of one run": (["--jobs", "2"], ["--jobs 2 is for many seeds: it goes with --seeds"]),
+    "an env that cannot be made": (["--seeds", "1-2", "--set", "env_kwargs.orders=3"], ["tests/Ordered-v0"]),
+    "a rule that cannot hold": (["--seeds", "1-2", "--patience", "0"], ["patience=0"]),
+}
+
+
+@pytest.mark.parametrize("name", USER_ERRORS)
+def test_a_user_error_is_one_line_and_makes_nothing(
+    name: str, place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, expected = USER_ERRORS[name]
+    assert main(place.argv(*options)) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert all(text in printed.err for text in expected)
+    assert not place.runs.exists()
+
+
+def test_a_dry_run_tells_the_seeds_and_makes_nothing(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(place.argv("--seeds", "1-3,7", "--jobs", "3", "--dry-run")) == 0
+    assert capsys.readouterr().out.endswith("all this for each of the seeds 1-3,7: 4 runs, 3 at a time\n")
+    assert not place.runs.exists()
+
+
+def test_many_seeds_end_as_single_runs_do_to_the_last_bit(
+    place: Place, singles: dict[int, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(place.argv("--seeds", "1-3", "--jobs", "2")) == 0
+    group_dir = place.group()
+    assert re.fullmatch(r"ppo__sample_envs-tests-Ordered-v0__seeds1-3__[\d-]+-[0-9a-f]{6}", group_dir.name)
+    assert results(group_dir) == singles
+    printed = capsys.readouterr()
+    assert "seeds 1-3, 2 at a time, in " in printed.err
+    assert re.search(r"^seed 2 completed at step 128 after [\d.]+ s, evaluation [\d.]+$", printed.err, re.MULTILINE)
+    assert printed.err.splitlines()[-1] == "3 completed  384/384 steps"
+    assert re.search(r"^3 +completed +128 +[\d.]+ +[\d.]+ *$", printed.out, re.MULTILINE)
+    assert re.search(r"^returns: +interquartile mean [\d.]+, mean [\d.]+, median [\d.]+ of 3 seeds", printed.out, re.M)
+    assert f"{group_dir}\n" in printed.out
+    assert "resume" not in printed.out
+    check_group_files(group_dir)
+    for directory in (place.runs, group_dir):
+        assert main(["list", str(directory)]) == 0
+        assert re.findall(r"(\d) +128 +[\d.]+ +completed", capsys.readouterr().out) == ["1", "2", "3"]
+
+
+def check_group_files(group_dir: Path) -> None:
+    """What the files of a finished group of seeds 1 to 3 say."""
+    record = read_group(group_dir)
+    assert (record.status, record.jobs, record.algo, record.total_timesteps) == ("completed", 2, "ppo", 128)
+    assert record.started_at <= (record.ended_at or "")
+    assert {"torch", "numpy", "gymnasium"} <= set(record.versions)
+    for each in record.seeds:
+        metadata = read_metadata(context_of(group_dir / each.run_dir))
+        assert (each.status, each.reason, metadata["seed"]) == ("completed", None, each.seed)
+        assert (each.metrics, each.wall_seconds) == (metadata["metrics"], metadata["wall_seconds"])
+        assert "Training ppo" in (group_dir / "logs" / f"seed{each.seed}.log").read_text()
+        assert (group_dir / each.run_dir / "learning_curve.png").exists()
+    config = yaml.safe_load((group_dir / "config.yaml").read_text())
+    assert "seed" not in config
+    assert config["algo_kwargs"]["gamma"] == 0.99
+    assert not list(group_dir.glob("*.lock"))
+
+
+def test_seeds_that_fail_or_are_killed_do_not_stop_the_others_and_can_be_resumed(
+    place: Place, singles: dict[int, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.order(1, "fail")
+    place.order(3, "kill")
+    assert main(place.argv("--seeds", "1-3")) == 1
+    group_dir = place.group()
+    assert statuses(group_dir) == {1: "failed", 2: "completed", 3: "failed"}
+    assert read_group(group_dir).status == "failed"
+    printed = capsys.readouterr()
+    failed, killed = (read_group(group_dir).seeds[index].reason or "" for index in (0, 2))
+    assert re.match(r"EnvironmentStepError: env \d, episode .*: OSError: lost its simulator$", failed)
+    assert killed == "it was killed by SIGKILL (out of memory?)"
+    assert f": {failed}\n" in printed.err
+    assert f": {killed}\n" in printed.err
+    assert "lost its simulator" in (group_dir / "logs" / "seed1.log").read_text()
+    assert "of 1 seeds that are done" in printed.out
+    assert printed.out.endswith(f"rl-training resume {group_dir}\n")
+
+    place.lift()
+    done = group_dir / read_group(group_dir).seeds[1].run_dir
+    before = {path: path.stat().st_mtime_ns for path in done.rglob("*")}
+    assert main(["resume", str(group_dir), "--jobs", "1"]) == 0
+    assert results(group_dir) == singles
+    assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
+    assert read_group(group_dir).status == "completed"
+    assert main(["resume", str(group_dir)]) == 0  # nothing is left to do
+
+
+class Watched(io.StringIO):
+    """Tells when a text is written to it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text, self.seen = text, threading.Event()
+
+    def write(self, text: str) -> int:
+        if self.text in text:
+            self.seen.set()
+        return super().write(text)
+
+
+@pytest.fixture
+def signalled(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int]], tuple[int, str]]:
+    """Trains seeds 1 to 3, two at a time; the signals come while both are in the middle of an episode.
+
+    SIGUSR1 comes as schedulers send it: to every process.
+    """
+    place.hold(1, 2)
+    stderr = Watched("save and end")
+
+    def signal_them(numbers: Sequence[int]) -> None:
+        held = place.catch(1, 2)
+        locks = place.group().glob("*/run.lock") if numbers[0] == signal.SIGUSR1 else ()
+        for process in [os.getpid(), *(json.loads(path.read_text())["process"] for path in locks)]:
+            os.kill(process, numbers[0])
+        stderr.seen.wait(60.0)
+        for number in numbers[1:]:
+            os.kill(os.getpid(), number)
+        if numbers[1:]:  # nothing but death lets them go
+            while any(status == "running" for status in statuses(place.group()).values()):
+                time.sleep(0.01)
+        for end in held:
+            end.close()
+
+    def train(numbers: Sequence[int]) -> tuple[int, str]:
+        thread = threading.Thread(target=signal_them, args=(numbers,))
+        thread.start()
+        monkeypatch.setattr(sys, "stderr", stderr)
+        code = main(place.argv("--seeds", "1-3", "--jobs", "2"))
+        thread.join()
+        return code, stderr.getvalue()
+
+    return train
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)])
+def test_a_signal_lets_the_running_seeds_save_and_the_group_goes_on_exactly(
+    number: int,
+    exit_code: int,
+    place: Place,
+    singles: dict[int, Any],
+    signalled: Callable[[Sequence[int]], tuple[int, str]],
+) -> None:
+    code, printed = signalled([number])
+    group_dir = place.group()
+    assert code == exit_code
+    assert printed.endswith(f"interrupted with 0 of 3 seeds done; go on with: rl-training resume {group_dir}\n")
+    assert statuses(group_dir) == {1: "interrupted", 2: "interrupted", 3: "waiting"}
+    assert read_group(group_dir).status == "interrupted"
+    for record in read_group(group_dir).seeds[:2]:
+        saved = group_dir / record.run_dir / "checkpoints" / f"step_{record.global_step}.pt"
+        assert record.reason == f"interrupted at step {record.global_step}; saved {saved}"
+        assert saved.exists()
+        assert record.global_step > 0
+    place.lift()
+    assert main(["resume", str(group_dir)]) == 0
+    assert results(group_dir) == singles
+
+
+def test_a_second_signal_kills_and_the_group_goes_on_exactly(
+    place: Place, singles: dict[int, Any], signalled: Callable[[Sequence[int]], tuple[int, str]]
+) -> None:
+    assert signalled([signal.SIGINT, signal.SIGINT])[0] == 130
+    group_dir = place.group()
+    assert [record.reason for record in read_group(group_dir).seeds[:2]] == ["it was killed by SIGKILL"] * 2
+    assert statuses(group_dir) == {1: "interrupted", 2: "interrupted", 3: "waiting"}
+    place.lift()
+    assert main(["resume", str(group_dir)]) == 0
+    assert results(group_dir) == singles
+
+
+def test_seeds_whose_owner_was_killed_save_and_end_and_nobody_takes_their_runs_before(
+    place: Place, singles: dict[int, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.hold(1, 2)
+    command = [sys.executable, "-m", "rl_training", *place.argv("--seeds", "1-3", "--jobs", "2")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        held = place.catch(1, 2)
+        process.kill()
+    group_dir = place.group()
+    (place.orders / "seed-3").write_text("fail")
+    with pytest.warns(UserWarning, match=f"process {process.pid} on .* left .*run.lock"):
+        assert main(["resume", str(group_dir)]) == 1
+    assert all("is in use by process" in (record.reason or "") for record in read_group(group_dir).seeds[:2])
+    for end in held:
+        end.close()
+    deadline = time.monotonic() + 60.0
+    while list(group_dir.glob("*/run.lock")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for record in read_group(group_dir).seeds[:2]:
+        metadata = read_metadata(context_of(group_dir / record.run_dir))
+        assert (metadata["status"], metadata["stop_reason"]) == ("interrupted", "SIGTERM")
+    place.lift()
+    assert main(["resume", str(group_dir)]) == 0
+    assert results(group_dir) == singles
+
+
+def test_rules_that_end_runs_early_reach_every_seed_and_stay_with_the_group(
+    make_config: MakeConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(total_timesteps=10**6)
+    result = train_seeds(config, [4, 5], stop=StopRules(at_return=1.0))
+    assert result.record.stop == {"at_return": 1.0, "after_minutes": None, "patience": None}
+    assert {record.status for record in result.record.seeds} == {"stopped"}
+    assert all((record.reason or "").startswith("evaluation reached ") for record in result.record.seeds)
+    assert result.record.status == "completed"
+    assert result.returns.keys() == {4, 5}
+    assert main(["resume", str(result.group_dir)]) == 0
+    assert "Seeds completed" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A group of one seed that has run."""
+    place = Place(tmp_path_factory.mktemp("finished"))
+    assert main(place.argv("--seeds", "1", "--set", "eval_episodes=0")) == 0
+    return place.group()
+
+
+@pytest.mark.parametrize("options", [["--total-timesteps", "256"], ["--patience", "2"], ["--verify"], ["--jobs", "0"]])
+def test_a_group_goes_on_as_it_began(options: list[str], finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume", str(finished), *options]) == 2
+    assert re.fullmatch(r"error: .*(give no option but --jobs|give auto, or how many .*)\n", capsys.readouterr().err)
+
+
+def test_a_group_without_evaluations_has_no_returns(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume", str(finished)]) == 0
+    assert "returns:" not in capsys.readouterr().out
+
+
+def test_a_config_that_was_edited_into_another_is_refused(
+    place: Place, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = finished / "config.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("gamma: 0.99", "gamma: 0.5"))
+    assert main(["resume", str(finished)]) == 2
+    assert (
+        "config.yaml is not what seed 1 began with (algo_kwargs.gamma: 0.99 then, 0.5 now)" in capsys.readouterr().err
+    )
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("{", "is not a group directory"),
+        ("[]", "is not a group directory"),
+        ('{"format": 2}', "has format 2, this version reads 1"),
+        ('{"format": 1, "algo": 3}', "is damaged"),
+    ],
+)
+def test_what_no_group_was_written_as_is_refused(content: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "group.json").write_text(content)
+    with pytest.raises(RunDirectoryError, match=expected):
+        read_group(tmp_path)
+
+
+def test_an_owner_that_does_not_listen_does_not_hold_a_run_up(make_config: MakeConfig) -> None:
+    ours, theirs = Pipe()
+    config = make_config()
+    state = TrainerState(
+        "ppo", config.output_dir, config, metrics={f"train/number_{index}": 1.0 for index in range(50)}
+    )
+    lifeline = Lifeline(theirs)
+    for _ in range(5_000):
+        lifeline.on_eval_end(state, {})
+    assert ours.recv().step == 0
+
+
+def test_group_json_is_plain_json(finished: Path) -> None:
+    content = json.loads((finished / "group.json").read_text())
+    assert content["format"] == 1
+    assert [seed["seed"] for seed in content["seeds"]] == [1]
