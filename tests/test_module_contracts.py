@@ -23,8 +23,8 @@ LAYERS = [
     ["", "_lazy", "compiling", "cores", "errors", "memory", "streams"],
     [f"experiment.{name}" for name in ("validation", "schedules", "config", "files", "dialect", "sources")],
     [f"experiment.{name}" for name in ("payload", "manifest", "migration", "segments")],
-    [f"experiment.{name}" for name in ("runs", "checkpointing", "digests", "locking", "logging", "groups")],
-    ["results"],
+    [f"experiment.{name}" for name in ("runs", "checkpointing", "digests", "locking", "groups")],
+    ["experiment.trackers", "experiment.logging", "results"],
     ["envs", "policies", "data"],
     ["algorithms"],
     [f"runtime.{name}" for name in ("types", "plan", "collector", "evaluator", "saved")],
@@ -51,7 +51,7 @@ LEAF_ROOMS = ("envs", "policies", "data")
 def layer_of(module: str) -> int:
     """The layer of `experiment.runs`, or of the room that a module like `envs.vector` lies in."""
     for index, names in enumerate(LAYERS):
-        if module in names or module.split(".")[0] in names:
+        if any(module == name or module.startswith(f"{name}.") for name in names):
             return index
     raise AssertionError(f"{module} has no layer: add it to LAYERS where its imports allow")
 

@@ -16,9 +16,13 @@ def loaded_by(statement: str) -> set[str]:
     return set(answer.stdout.split())
 
 
-def test_importing_the_package_or_its_command_line_does_not_import_torch() -> None:
+def test_importing_the_package_or_its_command_line_does_not_import_torch_or_trackers() -> None:
     for statement in ("import rl_training", "import rl_training.cli", "from rl_training import TrainConfig"):
-        assert "torch" not in loaded_by(statement)
+        assert not {"torch", "tensorboard", "wandb", "mlflow"} & loaded_by(statement)
+
+
+def test_trackers_are_imported_when_a_run_opens_them() -> None:
+    assert not {"tensorboard", "wandb", "mlflow"} & loaded_by("import rl_training.experiment.trackers.opening")
 
 
 def test_the_console_script_is_the_command_line() -> None:

@@ -31,6 +31,7 @@ FREE = {
     "checkpoint_seconds": 1.0,
     "keep_checkpoints": 1,
     "tags": ["other"],
+    "trackers": ["csv"],
 }
 BINDING = {
     "seed": 8,

@@ -123,11 +123,11 @@ def show_plan(resolved: "ResolvedConfig", params: "StrictModel", plan: "Training
 
 
 def _flat_values(config: dict[str, Any], params: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for name, value in config.items():
-        if name not in ("algo_kwargs", "env_kwargs"):
-            yield (name,), value
-    for section, values in (("algo_kwargs", params), ("env_kwargs", config["env_kwargs"])):
-        yield from (((section, name), value) for name, value in values.items())
+    shown = {**config, "algo_kwargs": params}
+    yield from (((name,), value) for name, value in shown.items() if not isinstance(value, dict))
+    for section, values in shown.items():
+        if isinstance(values, dict):
+            yield from (((section, name), value) for name, value in values.items())
 
 
 def show_runs(directory: Path) -> None:

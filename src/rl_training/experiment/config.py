@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PlainValidator
 
@@ -47,6 +48,19 @@ def _known_threads(value: Any) -> Any:
     return value
 
 
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("name each tracker once")
+    return names
+
+
+def _without_password(uri: str) -> str:
+    """What stands in a config is written to disk and sent to trackers."""
+    if urlsplit(uri).password is not None:
+        raise ValueError("keep the password out of it: MLflow reads MLFLOW_TRACKING_USERNAME and _PASSWORD")
+    return uri
+
+
 # What a resumed run may have otherwise than before without taking another course.
 _FREE_TO_CHANGE = (
     "total_timesteps",
@@ -62,10 +76,28 @@ _FREE_TO_CHANGE = (
     "vectorization",
     "envs_per_worker",
     "tags",
+    "trackers",
+    "tracker_options",
 )
 
 PlainDict = dict[str, Annotated[Any, AfterValidator(_checked_plain)]]
 Name = Annotated[str, Field(strict=True, min_length=1)]
+TrackerName = Literal["tensorboard", "csv", "wandb", "mlflow"]
+
+
+class TrackerOptions(StrictModel):
+    """Where trackers write; for what is left out, the environment variable of that name counts (`WANDB_PROJECT`)."""
+
+    wandb_project: Name | None = None
+    """In the end `rl-training`."""
+    wandb_entity: Name | None = None
+    wandb_run_group: Name | None = None
+    wandb_mode: Literal["online", "offline"] | None = None
+    """`offline` writes into the run directory, for `wandb sync`; so does a run that finds no login or no network."""
+    mlflow_tracking_uri: Annotated[Name, AfterValidator(_without_password)] | None = None
+    """A server (`https:...`) or a folder (`file:...`); in the end `mlruns` beside the run directories."""
+    mlflow_experiment_name: Name | None = None
+    """In the end `rl-training`."""
 
 
 class TrainConfig(StrictModel):
@@ -110,6 +142,9 @@ class TrainConfig(StrictModel):
     keep_checkpoints: PositiveInt = 3
     """How many of the newest checkpoints stay on disk, the best one aside."""
     tags: tuple[str, ...] = ()
+    trackers: Annotated[tuple[TrackerName, ...], AfterValidator(_each_once)] = ("tensorboard",)
+    """Who gets the metrics beside `metrics.jsonl`; one that fails is left out, with a warning."""
+    tracker_options: TrackerOptions = TrackerOptions()
     algo_kwargs: PlainDict = Field(default_factory=dict)
     env_kwargs: PlainDict = Field(default_factory=dict)
 
@@ -128,7 +163,7 @@ def binding_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 def binding_differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What decides a run's course and differs between two plain configs; budget, intervals and places are free."""
     found = config_differences(before, after)
-    return {path: values for path, values in found.items() if path not in _FREE_TO_CHANGE}
+    return {path: values for path, values in found.items() if path.partition(".")[0] not in _FREE_TO_CHANGE}
 
 
 def config_differences(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:

@@ -17,7 +17,7 @@ KeyPath = tuple[str, ...]
 PRESETS_DIR = Path(__file__).parents[1] / "presets"
 
 # Sections are merged key by key; any other value is replaced whole.
-_SECTIONS = ("algo_kwargs", "env_kwargs")
+_SECTIONS = ("algo_kwargs", "env_kwargs", "tracker_options")
 
 
 @dataclass(frozen=True)
@@ -167,4 +167,5 @@ def _place(path: KeyPath, layers: Sequence[Layer]) -> str:
         if path[:1] in given or path[:2] in given:
             line = layer.lines.get(path) or layer.lines.get(path[:2]) or layer.lines.get(path[:1])
             return f"{layer.file}:{line}: " if line else ""
-    return ""
+    within = [layer for layer in layers if path[0] in layer.values]  # a section blamed as a whole
+    return f"{within[-1].file}:{within[-1].lines[path]}: " if within and path in within[-1].lines else ""

@@ -19,7 +19,8 @@ Flag = Annotated[bool, Field(strict=True)]
 ModelT = TypeVar("ModelT", bound="StrictModel")
 
 # Where pydantic speaks of Python's types, a config speaks of YAML's.
-_REASONS = {"tuple_type": "give a list", "dict_type": "give a map of names to values"}
+_MAP = "give a map of names to values"
+_REASONS = {"tuple_type": "give a list", "dict_type": _MAP, "model_type": _MAP}
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:

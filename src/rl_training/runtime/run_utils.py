@@ -34,6 +34,8 @@ from rl_training.experiment.runs import (
     write_config,
 )
 from rl_training.experiment.segments import SegmentStore
+from rl_training.experiment.trackers.base import TrackedRun
+from rl_training.experiment.trackers.opening import open_trackers
 from rl_training.memory import keep_freed_memory
 from rl_training.runtime.saved import ResumeNote
 from rl_training.runtime.types import MetricDict
@@ -50,8 +52,10 @@ class TrainingRun:
 
     def close(self) -> None:
         """Close the files, and let others have the directory."""
-        self.logger.close()
-        self.lock.release()
+        try:
+            self.logger.close()
+        finally:
+            self.lock.release()
 
 
 def resolve_device(name: str) -> torch.device:
@@ -109,7 +113,8 @@ def create_training_run(config: TrainConfig, run_suffix: str | None = None) -> T
     try:
         write_config(context, config)
         update_metadata(context, **_describe_run(context, config))
-        return TrainingRun(context, RunLogger(context), lock, SegmentStore(context.replay_dir))
+        logger = RunLogger(context, open_trackers(TrackedRun(context, config)))
+        return TrainingRun(context, logger, lock, SegmentStore(context.replay_dir))
     except BaseException:
         lock.release()
         shutil.rmtree(context.run_dir, ignore_errors=True)
@@ -127,7 +132,7 @@ def reopen_training_run(run_dir: Path, config: TrainConfig, note: ResumeNote) ->
         outcome = {"ended_at": None, "stop_reason": None, "error": None, "metrics": None}
         update_metadata(context, status="running", total_timesteps=config.total_timesteps, **outcome)
         note_resume(context, note)
-        logger = RunLogger(context, resumed_at=note.step)
+        logger = RunLogger(context, open_trackers(TrackedRun(context, config, resumed_at=note.step)))
         return TrainingRun(context, logger, lock, SegmentStore(context.replay_dir))
     except BaseException:
         lock.release()

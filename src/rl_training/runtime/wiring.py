@@ -15,6 +15,7 @@ from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig, with_resolved_params
 from rl_training.experiment.runs import check_output_dir
+from rl_training.experiment.trackers.opening import check_trackers
 from rl_training.experiment.validation import StrictModel
 from rl_training.runtime.callbacks import Callback, CallbackList
 from rl_training.runtime.lifecycle import RunOptions, run_training
@@ -79,6 +80,7 @@ def build_train_fn(
         params = resolve_params(config)
         config = with_resolved_compile(with_resolved_params(config, params), params)
         check_output_dir(config)
+        check_trackers(config)
         config, threads = resolve_threads(config, params)
         config, vectorization = resolve_vectorization(config)
         decisions = {"num_threads": threads, "vectorization": vectorization}

@@ -181,8 +181,17 @@ def verify_resume(run_dir: Path) -> Verification:
     else:
         raise CheckpointError(f"{run_dir} has no checkpoint with stored digests after it: there is nothing to verify")
     with tempfile.TemporaryDirectory() as directory:
-        quiet = {"output_dir": directory, "eval_episodes": 0, "checkpoint_interval": 0, "checkpoint_seconds": 0.0}
-        result = prepare_resume(path, [Layer("verify", quiet)]).train(callbacks=[_StopAtStep(following[-1])])
+        quiet = Layer(
+            "verify",
+            {
+                "output_dir": directory,
+                "eval_episodes": 0,
+                "checkpoint_interval": 0,
+                "checkpoint_seconds": 0.0,
+                "trackers": [],
+            },
+        )
+        result = prepare_resume(path, [quiet]).train(callbacks=[_StopAtStep(following[-1])])
         computed = read_digests(context_of(result.run_dir))
     equal = tuple(step for step in following if computed.get(step) == stored[step])
     return Verification(step_of(path), equal, tuple(step for step in following if step not in equal))

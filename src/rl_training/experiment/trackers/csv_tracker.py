@@ -1,0 +1,59 @@
+"""`metrics.csv`: the lines of `metrics.jsonl` as one table, for spreadsheets and data frames."""
+
+import csv
+import io
+from typing import TextIO
+
+from rl_training.experiment.files import write_text
+from rl_training.experiment.runs import RunContext, read_metrics
+from rl_training.experiment.trackers.base import Metrics, Outcome, TrackedRun, finite
+
+CSV_FILE = "metrics.csv"
+
+
+class CsvTracker:
+    """Appends rows; a metric that comes later makes a new column, for which the table is written anew."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._path = context.run_dir / CSV_FILE
+        self._columns: list[str] = []
+        self._file: TextIO | None = None
+
+    def rewrite(self) -> None:
+        """Write the table from `metrics.jsonl`, where every line that was logged stands already."""
+        self._close_file()
+        rows = read_metrics(self._context)
+        self._columns = list(dict.fromkeys(name for row in rows for name in row))
+        table = io.StringIO()
+        writer = csv.DictWriter(table, self._columns, lineterminator="\n")
+        if rows:
+            writer.writeheader()
+        writer.writerows(rows)
+        write_text(self._path, table.getvalue())
+        # Line-buffered: a crash loses at most the row being written.
+        self._file = self._path.open("a", buffering=1, encoding="utf-8", newline="")
+
+    def log(self, metrics: Metrics, step: int, at: float) -> None:
+        """Append a row."""
+        if self._file is None or not set(metrics) <= set(self._columns):
+            self.rewrite()
+            return
+        writer = csv.DictWriter(self._file, self._columns, lineterminator="\n")
+        writer.writerow({"step": step, "time": at, **finite(metrics)})
+
+    def close(self, outcome: Outcome) -> None:
+        """Close the file."""
+        del outcome
+        self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def open_csv(run: TrackedRun) -> CsvTracker:
+    """A table with what the run has measured so far."""
+    tracker = CsvTracker(run.context)
+    tracker.rewrite()
+    return tracker
