@@ -40,6 +40,7 @@ LAYERS = [
     ["runtime.seed_process"],
     ["runtime.seed_pool"],
     ["runtime.many_seeds"],
+    ["runtime.benchmarking"],
     ["api"],
     ["console"],
     ["commands"],

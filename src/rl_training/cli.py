@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_training import __version__
+from rl_training.commands.benchmark import benchmark
 from rl_training.commands.results import compare, plot
 from rl_training.errors import (
     ConfigError,
@@ -269,6 +270,7 @@ def check_env(
 
 app.command()(compare)
 app.command()(plot)
+app.command()(benchmark)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

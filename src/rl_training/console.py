@@ -15,6 +15,7 @@ from rl_training.experiment.config import plain_config
 from rl_training.experiment.groups import LOGS_FOLDER
 from rl_training.experiment.runs import context_of, find_runs, read_metadata
 from rl_training.results.drawing import plot_run
+from rl_training.results.receipts import read_references, told_interval
 from rl_training.results.statistics import interquartile_mean, short
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rl_training.experiment.sources import ResolvedConfig
     from rl_training.experiment.validation import StrictModel
     from rl_training.results.comparison import Comparison, Side
+    from rl_training.results.receipts import Receipt
     from rl_training.runtime.plan import TrainingPlan
     from rl_training.runtime.trainer import TrainResult
     from rl_training.runtime.workflows import FailedStep
@@ -154,6 +156,21 @@ def _run_row(metadata: dict[str, Any]) -> list[str]:
         "-" if best is None else f"{best:.1f}",
         str(metadata.get("status")),
     ]
+
+
+def show_receipts(receipts: "Iterable[Receipt]") -> None:
+    """One row per receipt, beside RL Zoo's figure where there is one."""
+    references = read_references()
+    columns = ("preset", "env steps", "seeds", "IQM", "95 % interval", "RL Zoo", "every seed")
+    table = _table("Receipts", *columns)
+    for each in receipts:
+        zoo = references.get(each.preset)
+        figure = f"{short(zoo.mean)} +- {short(zoo.deviation)}" if zoo else "-"
+        steps = f"{max(score.env_steps for score in each.scores):,}"
+        interval = "-" if each.interval is None else told_interval(each)
+        cells = (each.preset, steps, str(len(each.scores)), short(each.iqm), interval, figure)
+        table.add_row(*map(Text, [*cells, ", ".join(map(short, each.returns))]))
+    _console().print(table)
 
 
 def show_comparison(comparison: "Comparison") -> None:

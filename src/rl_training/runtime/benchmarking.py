@@ -1,0 +1,111 @@
+"""Shipped presets trained over seeds: suites of them, each measured as its receipt wants it."""
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium
+
+from rl_training.cores import available_cores
+from rl_training.errors import ConfigError, RunDirectoryError
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.groups import GroupRecord
+from rl_training.experiment.sources import read_yaml, resolve_config
+from rl_training.results.receipts import Receipt, SeedScore, preset_digest, preset_names, preset_path, summarize
+from rl_training.runtime.callbacks import StopRules
+from rl_training.runtime.group_progress import GroupDisplay
+from rl_training.runtime.many_seeds import GroupResult, Jobs, prepare_group, run_group
+from rl_training.runtime.run_utils import now
+from rl_training.runtime.workflows import evaluate_checkpoint
+
+SUITES = {"classic": "classic_control", "box2d": "box2d", "mujoco": "mujoco"}
+"""By name, the part of Gymnasium that a suite's environments come from."""
+
+
+@dataclass(frozen=True)
+class BenchmarkOptions:
+    """How presets are measured."""
+
+    seeds: tuple[int, ...]
+    jobs: Jobs
+    episodes: int
+    output_dir: Path
+    """Where the run directories go."""
+
+
+def presets_of(name: str) -> list[str]:
+    """The presets of a suite, or the one that is named."""
+    if name not in SUITES:
+        if "/" not in name:
+            raise ConfigError(
+                f"no suite '{name}': there are {', '.join(SUITES)}; or name a preset such as ppo/cartpole"
+            )
+        preset_path(name)
+        return [name]
+    return [preset for preset in preset_names() if _suite_of(read_preset(preset).env_id) == SUITES[name]]
+
+
+def _suite_of(env_id: str) -> str:
+    entry_point = str(gymnasium.registry[env_id].entry_point)
+    return entry_point.removeprefix("gymnasium.envs.").partition(".")[0].partition(":")[0]
+
+
+def read_preset(name: str) -> TrainConfig:
+    """A shipped preset as a config."""
+    return resolve_config([read_yaml(preset_path(name), "preset")]).config
+
+
+def measure_preset(name: str, options: BenchmarkOptions, display: GroupDisplay | None = None) -> Receipt:
+    """Train a preset over its seeds, and evaluate every final agent anew."""
+    digest = preset_digest(name)
+    config = read_preset(name).model_copy(update={"output_dir": options.output_dir, "device": "cpu"})
+    result = run_group(prepare_group(config, options.seeds, options.jobs, StopRules()), display)
+    _check_done(name, result)
+    scores = tuple(_score(result, seed, options.episodes) for seed in options.seeds)
+    iqm, interval = summarize(scores)
+    record: GroupRecord = result.record
+    return Receipt(
+        preset=name,
+        preset_sha256=digest,
+        env_id=config.env_id,
+        eval_episodes=options.episodes,
+        scores=scores,
+        iqm=iqm,
+        interval=interval,
+        versions=record.versions,
+        git_commit=record.git_commit,
+        hardware={"cpu": cpu_name(), "cores": available_cores()},
+        jobs=record.jobs,
+        created_at=now(),
+    )
+
+
+def _check_done(name: str, result: GroupResult) -> None:
+    failed = [record for record in result.record.seeds if not record.done]
+    if failed:
+        raise RunDirectoryError(
+            f"{name}: seed {failed[0].seed} {failed[0].status} ({failed[0].reason}); "
+            f"go on with `rl-training resume {result.group_dir}`"
+        )
+
+
+def _score(result: GroupResult, seed: int, episodes: int) -> SeedScore:
+    record = next(each for each in result.record.seeds if each.seed == seed)
+    metrics = evaluate_checkpoint(result.group_dir / record.run_dir, episodes)
+    return SeedScore(
+        seed=seed,
+        return_mean=round(metrics["eval_return_mean"], 2),
+        return_std=round(metrics["eval_return_std"], 2),
+        env_steps=record.global_step,
+        wall_seconds=round(record.wall_seconds, 1),
+    )
+
+
+def cpu_name() -> str:
+    """The processor as Linux names it, or its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
