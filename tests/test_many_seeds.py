@@ -2,6 +2,7 @@
 
 import io
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ from chaos import result_of
 from conftest import TINY_PPO, MakeConfig
 
 from rl_training.cli import main
-from rl_training.errors import ConfigError, RunDirectoryError
+from rl_training.errors import ConfigError, RunDirectoryError, TrainingStateError
 from rl_training.experiment.groups import parse_seeds, read_group, seeds_told
 from rl_training.experiment.runs import context_of, find_runs, read_metadata
 from rl_training.runtime.callbacks import StopRules
@@ -301,7 +302,8 @@ def test_a_signal_lets_the_running_seeds_save_and_the_group_goes_on_exactly(
     assert read_group(group_dir).status == "interrupted"
     for record in read_group(group_dir).seeds[:2]:
         saved = group_dir / record.run_dir / "checkpoints" / f"step_{record.global_step}.pt"
-        assert record.reason == f"interrupted at step {record.global_step}; saved {saved}"
+        assert record.reason == ("SIGINT" if number == signal.SIGINT else "SIGTERM")
+        assert f"saved {saved}" in (group_dir / "logs" / f"seed{record.seed}.log").read_text()
         assert saved.exists()
         assert record.global_step > 0
     place.lift()
@@ -425,3 +427,12 @@ def test_group_json_is_plain_json(finished: Path) -> None:
     content = json.loads((finished / "group.json").read_text())
     assert content["format"] == 1
     assert [seed["seed"] for seed in content["seeds"]] == [1]
+
+
+def test_a_script_that_its_own_seeds_import_does_not_begin_further_groups(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing.current_process(), "name", "seed-1")
+    with pytest.raises(TrainingStateError, match="below `if __name__ =="):
+        train_seeds(make_config(), [1, 2])
+    assert not make_config().output_dir.exists()

@@ -70,7 +70,7 @@ def show_result(result: "TrainResult") -> None:
 
 
 def show_group(group_dir: Path, record: "GroupRecord") -> None:
-    """One row per seed, what they come to together, and how to go on with those that are not done."""
+    """One row per seed, what they come to together, and how to go on with those that failed."""
     table = _table(f"Seeds {record.status}", "seed", "status", "steps", "return", "seconds", "why")
     for each in record.seeds:
         shown = "-" if each.final_return is None else f"{each.final_return:.2f}"
@@ -85,7 +85,7 @@ def show_group(group_dir: Path, record: "GroupRecord") -> None:
             f"interquartile mean {interquartile_mean(known):.2f}, mean {known.mean():.2f}, "
             f"median {np.median(known):.2f} of {len(returns)} seeds that are done"
         )
-    if not all(each.done for each in record.seeds):
+    if record.status == "failed":
         lines |= {"logs": str(group_dir / LOGS_FOLDER), "go on with": f"rl-training resume {group_dir}"}
     for label, value in lines.items():
         print(f"{label + ':':16}{value}")

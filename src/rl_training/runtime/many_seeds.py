@@ -4,6 +4,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,9 +12,10 @@ from typing import Literal
 from rich.console import Console
 
 from rl_training.cores import available_cores
-from rl_training.errors import ConfigError, TrainingInterrupted
+from rl_training.errors import ConfigError, TrainingInterrupted, TrainingStateError, told
 from rl_training.experiment.config import TrainConfig, with_resolved_params
 from rl_training.experiment.groups import (
+    GROUP_FILE,
     GroupRecord,
     SeedRecord,
     as_left,
@@ -34,7 +36,7 @@ from rl_training.runtime.callbacks import StopRules
 from rl_training.runtime.group_progress import GroupDisplay, SeedProgress
 from rl_training.runtime.run_utils import describe_origin, now
 from rl_training.runtime.seed_pool import News, Start, collected_signals, run_at_once
-from rl_training.runtime.seed_process import Beat, Ending, SeedJob
+from rl_training.runtime.seed_process import Beat, Ending, SeedJob, in_seed_process
 from rl_training.runtime.wiring import with_resolved_compile
 
 Jobs = int | Literal["auto"]
@@ -96,6 +98,8 @@ def resume_seeds(group_dir: Path, jobs: Jobs | None = None, *, display: GroupDis
 
 def prepare_group(config: TrainConfig, seeds: Iterable[int], jobs: Jobs, stop: StopRules) -> PreparedGroup:
     """Make the directory of a new group; what no seed could train is refused before."""
+    if in_seed_process():
+        raise TrainingStateError('begun by a seed: train many seeds below `if __name__ == "__main__":`')
     chosen = checked_seeds(seeds)
     for seed in chosen:
         seed_config(config, seed, config.output_dir)
@@ -145,16 +149,13 @@ class _GroupRun:
     def run(self) -> GroupResult:
         """To the end of the last seed."""
         jobs = [self._job(record) for record in self._record.seeds if not record.done]
-        write_group(self._group.group_dir, self._record)
+        self._write()
         with collected_signals() as signals:
             self._display.begin(self._group.group_dir, self._record)
             try:
-                for event in run_at_once(jobs, self._record.jobs, signals):
-                    if event is None:
-                        self._announce(signals)
-                    else:
-                        self._take(*event)
-                    self._display.update(list(self._progress.values()))
+                with closing(run_at_once(jobs, self._record.jobs, signals)) as events:
+                    for event in events:
+                        self._take(event, signals)
             finally:
                 self._display.end(list(self._progress.values()))
         self._finish(signals)
@@ -177,7 +178,14 @@ class _GroupRun:
             start_method=multiprocessing.get_start_method(),
         )
 
-    def _take(self, seed: int, news: News) -> None:
+    def _take(self, event: tuple[int, News] | None, signals: list[int]) -> None:
+        if event is None:
+            self._announce(signals)
+        else:
+            self._hear(*event)
+        self._display.update(list(self._progress.values()))
+
+    def _hear(self, seed: int, news: News) -> None:
         progress = self._progress[seed]
         if isinstance(news, Beat):
             progress.advance(news.step, news.metrics, time.monotonic())
@@ -194,7 +202,14 @@ class _GroupRun:
         else:
             record = record.model_copy(update={"status": "running", "reason": None})
         self._record = self._record.with_seed(record)
-        write_group(self._group.group_dir, self._record)
+        self._write()
+
+    def _write(self) -> None:
+        """A disk that is full for a moment must not end the group: its runs say themselves how they stand."""
+        try:
+            write_group(self._group.group_dir, self._record)
+        except OSError as error:
+            self._display.say(f"{self._group.group_dir / GROUP_FILE} was not written: {told(error)}")
 
     def _seed(self, seed: int) -> SeedRecord:
         return next(record for record in self._record.seeds if record.seed == seed)
@@ -206,7 +221,7 @@ class _GroupRun:
         interrupted = bool(signals) and done < total
         status = "interrupted" if interrupted else "completed" if done == total else "failed"
         self._record = self._record.model_copy(update={"status": status, "ended_at": now()})
-        write_group(self._group.group_dir, self._record)
+        self._write()
         if interrupted:
             number = signal.SIGTERM if signals[0] == signal.SIGUSR1 else signals[0]
             message = f"interrupted with {done} of {total} seeds done"

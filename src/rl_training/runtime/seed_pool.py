@@ -5,15 +5,15 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from types import FrameType
 
 from rl_training.errors import exit_told
 from rl_training.runtime.lifecycle import STOP_SIGNALS
-from rl_training.runtime.seed_process import Beat, Ending, SeedJob, live
+from rl_training.runtime.seed_process import Beat, Ending, SeedJob, live, process_name
 
 _LOOK_SECONDS = 0.25
 _DYING_SECONDS = 5.0
@@ -39,7 +39,7 @@ class SeedProcess:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
         self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=live, args=(job, theirs), name=f"seed-{self.seed}")
+        self._process = context.Process(target=live, args=(job, theirs), name=process_name(self.seed))
         with theirs:
             self._process.start()
 
@@ -77,11 +77,14 @@ class SeedProcess:
         self._send(signal.SIGKILL)
 
     def _send(self, number: int) -> None:
-        if self._process.pid is not None and self._process.is_alive():
-            os.kill(self._process.pid, number)
+        if self._process.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
 
-def run_at_once(jobs: Iterable[SeedJob], most: int, signals: Sequence[int]) -> Iterator[tuple[int, News] | None]:
+def run_at_once(
+    jobs: Iterable[SeedJob], most: int, signals: Sequence[int]
+) -> Generator[tuple[int, News] | None, None, None]:
     """Give every job a process, `most` at a time; what becomes of them, by seed, or none when time has passed.
 
     `signals` grows: its first entry is passed on, and no further job begins; its second kills.

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 
-from rl_training.errors import told
+from rl_training.errors import TrainingInterrupted, told
 from rl_training.experiment.checkpointing import step_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.groups import SeedStatus
@@ -32,6 +32,7 @@ from rl_training.runtime.types import MetricDict
 from rl_training.runtime.workflows import resume_training
 
 _BEAT_SECONDS = 0.25
+_NAME = "seed-"
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,16 @@ class Lifeline(Callback):
             signal.raise_signal(signal.SIGTERM)
 
 
+def process_name(seed: int) -> str:
+    """What the process of a seed is called."""
+    return f"{_NAME}{seed}"
+
+
+def in_seed_process() -> bool:
+    """Whether this code runs in the process of a seed, as a script does that such a process imports."""
+    return multiprocessing.current_process().name.startswith(_NAME)
+
+
 def _heed_the_first_signal_only() -> None:
     """A scheduler signals every process of a job, and the owner passes its own signal on: a second is no impatience.
 
@@ -145,9 +156,11 @@ def _train(job: SeedJob, callbacks: Sequence[Callback]) -> Ending:
             train = get_algorithm_spec(job.config.algo).train_fn
             return Ending(train(job.config, run_suffix=job.run_suffix, callbacks=callbacks).status)
         return Ending(resume_training(job.run_dir, callbacks=callbacks).status)
-    except KeyboardInterrupt as error:
+    except TrainingInterrupted as error:
         print(error, file=sys.stderr)
-        return Ending("interrupted", str(error) or "stopped at once")
+        return Ending("interrupted", signal.Signals(error.signal_number).name)
+    except KeyboardInterrupt:  # before the run listened
+        return Ending("interrupted", signal.SIGINT.name)
     except Exception as error:
         traceback.print_exc()
         return Ending("failed", told(error))
