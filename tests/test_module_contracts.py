@@ -27,7 +27,7 @@ LAYERS = [
     ["experiment.trackers", "experiment.logging"],
     ["envs", "policies", "data"],
     ["algorithms"],
-    [f"runtime.{name}" for name in ("types", "plan", "collector", "evaluator", "saved")],
+    [f"runtime.{name}" for name in ("types", "plan", "collector", "evaluator", "saved", "video")],
     [f"runtime.{name}" for name in ("trainer", "callbacks", "progress")],
     ["runtime.run_utils"],
     ["runtime.agents", "runtime.session"],
@@ -36,9 +36,11 @@ LAYERS = [
     ["runtime.on_policy", "runtime.off_policy"],
     ["runtime.ppo_trainer", "runtime.dqn_trainer", "runtime.sac_trainer"],
     ["experiment.registry"],
-    ["runtime.workflows", "experiment.default_manager"],
+    ["runtime.workflows", "runtime.recording", "experiment.default_manager"],
     ["api"],
-    ["console", "cli", "__main__"],
+    ["console"],
+    ["commands"],
+    ["cli", "__main__"],
 ]
 LEAF_ROOMS = ("envs", "policies", "data")
 

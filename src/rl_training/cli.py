@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_training import __version__
+from rl_training.commands.recording import record
 from rl_training.errors import (
     ConfigError,
     EnvironmentStepError,
@@ -250,6 +251,9 @@ def check_env(
     report = check_environment(Subject(env_id, read_assignments(assignments or []).values, steps, seed))
     show_env_report(report)
     return FAILED if report.has_problem else 0
+
+
+app.command("record")(record)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
