@@ -21,8 +21,9 @@ def test_importing_the_package_or_its_command_line_does_not_import_torch_or_trac
         assert not {"torch", "tensorboard", "wandb", "mlflow"} & loaded_by(statement)
 
 
-def test_trackers_are_imported_when_a_run_opens_them() -> None:
-    assert not {"tensorboard", "wandb", "mlflow"} & loaded_by("import rl_training.experiment.trackers.opening")
+def test_extras_are_imported_when_they_are_used() -> None:
+    extras = {"tensorboard", "wandb", "mlflow", "matplotlib", "PIL", "imageio_ffmpeg", "pygame"}
+    assert not extras & loaded_by("import rl_training.runtime.recording")
 
 
 def test_the_console_script_is_the_command_line() -> None:

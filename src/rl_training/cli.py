@@ -10,6 +10,7 @@ import typer
 
 from rl_training import __version__
 from rl_training.commands.benchmark import benchmark
+from rl_training.commands.recording import record
 from rl_training.commands.results import compare, plot
 from rl_training.errors import (
     ConfigError,
@@ -270,6 +271,7 @@ def check_env(
 
 app.command()(compare)
 app.command()(plot)
+app.command()(record)
 app.command()(benchmark)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rl_training.results.comparison import Comparison, Side
     from rl_training.results.receipts import Receipt
     from rl_training.runtime.plan import TrainingPlan
+    from rl_training.runtime.recording import Recording
     from rl_training.runtime.trainer import TrainResult
     from rl_training.runtime.workflows import FailedStep
 
@@ -89,6 +90,20 @@ def show_group(group_dir: Path, record: "GroupRecord") -> None:
         lines |= {"logs": str(group_dir / LOGS_FOLDER), "go on with": f"rl-training resume {group_dir}"}
     for label, value in lines.items():
         print(f"{label + ':':16}{value}")
+
+
+def show_recording(recording: "Recording") -> None:
+    """One row per episode of a video, then the video itself."""
+    table = _table("Recorded", "episode", "seed", "return", "length", "")
+    for number, episode in enumerate(recording.episodes, start=1):
+        cut = "cut" if episode.cut else ""
+        table.add_row(str(number), str(episode.seed), f"{episode.episode_return:.2f}", f"{episode.length:,}", cut)
+    _console().print(table)
+    seconds, size = recording.num_frames / recording.fps, recording.path.stat().st_size / 2**20
+    print(
+        f"video: {recording.path} ({recording.num_frames:,} frames, {seconds:.1f} s at {recording.fps:g} per second, "
+        f"{size:.1f} MiB)"
+    )
 
 
 def show_failed_step(failed: "FailedStep") -> None:

@@ -23,7 +23,14 @@ _SURELY_FIT = 64  # so many copies are built without being measured first
 _WORKER_BYTES = 30 * 2**20  # an interpreter with NumPy and Gymnasium
 
 # Which extra of this package brings the simulator that an environment's module needs.
-_EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "atari": "atari"}
+_EXTRAS = {
+    "box2d": "box2d",
+    "mujoco": "mujoco",
+    "ale_py": "atari",
+    "atari": "atari",
+    "classic_control": "classic",
+    "toy_text": "classic",
+}
 
 
 def make_env(config: TrainConfig, env_index: int) -> AnyEnv:
@@ -87,7 +94,7 @@ def make_single_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
     except DependencyNotInstalled as error:
-        raise EnvironmentSetupError(f"{env_id}: {_missing_dependency(env_id, error)}") from None
+        raise EnvironmentSetupError(f"{env_id}: {missing_dependency(env_id, error)}") from None
     except (NameNotFound, NamespaceNotFound, VersionNotFound) as error:
         raise EnvironmentSetupError(_unknown_env(env_id, error)) from None
     except ModuleNotFoundError as error:
@@ -112,7 +119,8 @@ def _unknown_env(env_id: str, error: Error) -> str:
     return f"unknown environment '{env_id}': {_first_line(error)}"
 
 
-def _missing_dependency(env_id: str, error: Error) -> str:
+def missing_dependency(env_id: str, error: Error) -> str:
+    """What to install for an environment whose simulator or drawing library is not there."""
     spec = gymnasium.registry.get(env_id)
     home = f"{spec.entry_point if spec else ''} {error}".lower()
     for module, extra in _EXTRAS.items():

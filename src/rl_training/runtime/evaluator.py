@@ -15,7 +15,7 @@ from rl_training.runtime.collector import Episode
 from rl_training.runtime.types import MetricDict
 from rl_training.streams import derive_seed
 
-_MAX_ENVS = 16  # more would only cost memory: the policy's batch is already cheap
+MAX_ENVS = 16  # more would only cost memory: the policy's batch is already cheap
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,9 @@ class Evaluator:
         An interruption ends it at once, with the episodes finished so far and no metrics.
         """
         check_num_episodes(num_episodes)
-        while len(self._envs) < min(num_episodes, _MAX_ENVS):
+        while len(self._envs) < min(num_episodes, MAX_ENVS):
             self._envs.append(make_env(self._config, len(self._envs)))
-        seeds = [derive_seed(self._config.seed, "evaluation", step, episode) for episode in range(num_episodes)]
-        finished = play_episodes(policy, self._envs, seeds, interrupted)
+        finished = play_episodes(policy, self._envs, evaluation_seeds(self._config, step, num_episodes), interrupted)
         if len(finished) < num_episodes:
             return EvalResult(len(finished), {})
         returns = [episode.episode_return for episode in finished]
@@ -62,6 +61,11 @@ class Evaluator:
         """Close the envs; the evaluator may be used again."""
         while self._envs:
             self._envs.pop().close()
+
+
+def evaluation_seeds(config: TrainConfig, step: int, num_episodes: int) -> list[int]:
+    """The seeds of the episodes that an evaluation at an env step plays."""
+    return [derive_seed(config.seed, "evaluation", step, episode) for episode in range(num_episodes)]
 
 
 def check_num_episodes(num_episodes: int) -> None:

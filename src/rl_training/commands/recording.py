@@ -1,0 +1,31 @@
+"""The command that makes a video of a trained agent."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def record(
+    source: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT_OR_RUN", help="A checkpoint file, or a run directory (its newest).")
+    ],
+    output: Annotated[Path, typer.Option(help="The video, .mp4 or .gif.")] = Path("agent.mp4"),
+    episodes: Annotated[int, typer.Option(min=1, help="Whole episodes, one after the other.")] = 1,
+    best: Annotated[bool, typer.Option("--best", help="Of a run directory, the best checkpoint.")] = False,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of the first episode, then counted up; else those of an evaluation.")
+    ] = None,
+    fps: Annotated[
+        float | None, typer.Option(min=1.0, max=1000.0, help="Env steps per second; else the env's own rate.")
+    ] = None,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Cut episodes after so many steps.")] = None,
+) -> int:
+    """Write a video of a trained agent, also where there is no screen."""
+    from rl_training.console import show_recording
+    from rl_training.runtime.recording import record_video
+
+    show_recording(
+        record_video(source, output, num_episodes=episodes, best=best, seed=seed, fps=fps, max_steps=max_steps)
+    )
+    return 0

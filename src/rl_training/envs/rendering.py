@@ -1,0 +1,78 @@
+"""Environments that draw themselves, also where there is no screen."""
+
+import os
+import sys
+from contextlib import closing
+from ctypes.util import find_library
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.error import DependencyNotInstalled
+
+from rl_training.envs.factory import make_single_env, missing_dependency
+from rl_training.envs.restore import AnyEnv
+from rl_training.errors import EnvironmentSetupError, told
+from rl_training.experiment.config import TrainConfig
+
+Pixels = npt.NDArray[np.uint8]  # [height, width, 3]
+
+_DEFAULT_FPS = 30.0
+# What MuJoCo can draw with where there is no screen, best first, and the library that each needs.
+_BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
+
+
+def prepare_headless() -> None:
+    """Let MuJoCo and pygame draw without a screen; best called before they are imported. What is set stays."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        return
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    if "MUJOCO_GL" in os.environ:
+        return
+    backend = next((name for name, library in _BACKENDS.items() if find_library(library)), None)
+    if backend is not None:
+        os.environ["MUJOCO_GL"] = backend
+        os.environ.setdefault("PYOPENGL_PLATFORM", backend)
+
+
+def render_fps(config: TrainConfig) -> float:
+    """How many steps the env shows per second of its own time; refuses one that cannot draw into an array."""
+    with closing(make_single_env(config.env_id, config.env_kwargs)) as env:
+        modes = env.metadata.get("render_modes") or []
+        fps = env.metadata.get("render_fps") or _DEFAULT_FPS
+    if "rgb_array" not in modes:
+        offered = ", ".join(map(str, modes)) or "none"
+        raise EnvironmentSetupError(
+            f"{config.env_id} cannot be recorded: it needs the render mode rgb_array, offered: {offered}"
+        )
+    return float(fps)
+
+
+def make_rendered_env(config: TrainConfig) -> AnyEnv:
+    """One environment that draws into arrays; the caller closes it."""
+    prepare_headless()
+    return make_single_env(config.env_id, {**config.env_kwargs, "render_mode": "rgb_array"})
+
+
+def draw(env: AnyEnv, env_id: str) -> Pixels:
+    """What the env shows now."""
+    try:
+        frame: Any = env.render()
+    except DependencyNotInstalled as error:
+        raise EnvironmentSetupError(f"drawing {env_id}: {missing_dependency(env_id, error)}") from None
+    except Exception as error:  # simulators and drivers raise what they like
+        raise EnvironmentSetupError(f"{env_id} cannot be drawn here ({told(error)}){_hint()}") from error
+    pixels = np.asarray(frame)
+    if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
+        raise EnvironmentSetupError(
+            f"{env_id} draws {pixels.dtype} of shape {pixels.shape}; expected uint8 (height, width, 3)"
+        )
+    return pixels
+
+
+def _hint() -> str:
+    """What MuJoCo lacks, if it is MuJoCo that could not draw."""
+    if "mujoco" not in sys.modules or any(find_library(library) for library in _BACKENDS.values()):
+        return ""
+    return "; MuJoCo draws through EGL or OSMesa: apt-get install libegl1, or libosmesa6"
