@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test check format learning chaos bench clean
+.PHONY: train test check format benchmark chaos bench clean
 
 train: $(READY)
 	$(BIN)/rl-training train --config configs/ppo/cartpole.yaml
@@ -22,10 +22,11 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Trains shipped presets over several seeds and compares with what they promise; takes about two hours of CPU time.
-learning: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[mujoco]"
-	$(BIN)/python benchmarks/learning.py --output benchmarks/results/learning.json
+# Trains the shipped presets over five seeds each and renews their receipts; takes days of CPU time, SUITE=classic an hour.
+SUITE ?= classic
+benchmark: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[box2d,mujoco]"
+	$(BIN)/rl-training benchmark $(SUITE) --receipts src/rl_training/receipts --document docs/benchmarks.md
 
 # Kills runs at random moments, resumes them, and compares with runs that were never killed; takes about ten minutes.
 chaos: $(READY)
