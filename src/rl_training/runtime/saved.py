@@ -52,8 +52,9 @@ class SavedProgress:
         return cls(**values)
 
     def forked(self) -> "SavedProgress":
-        """For a new directory, where the parent's best checkpoint does not lie."""
-        return replace(self, best_return=None)
+        """For a new directory, where the parent's best checkpoint does not lie and whose clocks begin at 0."""
+        untimed = {name: value for name, value in self.metrics.items() if not name.startswith("time/")}
+        return replace(self, best_return=None, metrics=untimed)
 
     def without_actions(self) -> "SavedProgress":
         """For envs that do not show what the actions were drawn for."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Protocol
 
 from rl_training.algorithms.base import Learner, UpdateResult
@@ -29,6 +30,7 @@ from rl_training.runtime.collector import Collection, CollectResult, Episode, ep
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.run_utils import TrainingRun, end_run, save_training_checkpoint
 from rl_training.runtime.saved import SavedProgress
+from rl_training.runtime.timing import TimeSplit
 from rl_training.runtime.trainer import Status, TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
 
@@ -99,6 +101,7 @@ class TrainingSession:
         self._saved_at_time = self._logged_at_time = self._started_at_time = time.monotonic()
         self._logged_at_step = self._timed_from_step = 0
         self._announced_end = False
+        self._time_split = TimeSplit()
         self._earlier_seconds = float(read_metadata(run.run_context).get("wall_seconds", 0.0))
         if progress is not None:
             self._restore(progress)
@@ -128,9 +131,11 @@ class TrainingSession:
     def collecting(self) -> Iterator[Collection]:
         """Count what is collected from here on, also when an exception cuts it short; then tell the callbacks."""
         collection = Collection(self.obs, self._actions)
+        started = perf_counter()
         try:
             yield collection
         finally:
+            self._time_split.add("collect", started)
             self.obs, self._actions = collection.obs, collection.actions
             result = collection.result()
             self._count(result)
@@ -147,7 +152,9 @@ class TrainingSession:
     def learn(self, update: Callable[[], UpdateResult]) -> None:
         """Let the learner learn, which ends one iteration of the loop; cut short, it leaves nothing worth saving."""
         self._half_learnt = True
+        started = perf_counter()
         result = update()
+        self._time_split.add("update", started)
         self._half_learnt = False
         self.state.num_updates += result.num_gradient_steps
         self.state.metrics |= {f"train/{name}": value for name, value in result.metrics.items()}
@@ -182,6 +189,7 @@ class TrainingSession:
         self.state.metrics |= {
             "time/fps": round((step - self._timed_from_step) / elapsed),
             "time/total_timesteps": step,
+            **self._time_split.metrics(),
         }
         self._logged_at_time = now
         self._logged_at_step = self._timed_from_step = step
@@ -196,9 +204,11 @@ class TrainingSession:
         if self.config.eval_episodes == 0 or self._evaluated_at == step:
             self._done("evaluate")
             return
+        started = perf_counter()
         result = self._evaluator.evaluate(
             self.parts.learner.policy, self.config.eval_episodes, step, interrupted=self.interrupted
         )
+        self._time_split.add("evaluate", started)
         if not result.metrics:
             return
         metrics = result.metrics
@@ -253,7 +263,7 @@ class TrainingSession:
             num_updates=self.state.num_updates,
             num_episodes=self.state.num_episodes,
             best_return=self.state.best_return,
-            metrics=dict(self.state.metrics),
+            metrics={**self.state.metrics, **self._time_split.metrics()},
             evaluation=dict(self._evaluation),
             evaluated_at=self._evaluated_at,
             logged_at=self._logged_at_step,
@@ -272,6 +282,7 @@ class TrainingSession:
         self.state.num_episodes = saved.num_episodes
         self.state.best_return = saved.best_return
         self.state.metrics = dict(saved.metrics)
+        self._time_split.go_on_from(saved.metrics)
         self._evaluation, self._evaluated_at = dict(saved.evaluation), saved.evaluated_at
         self._logged_at_step, self.iterated_at = saved.logged_at, saved.iterated_at
         self._due = list(saved.due)
