@@ -8,7 +8,6 @@ the ratios with the bars of `speed_report.py` and exits with 1 when one is misse
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -103,11 +102,9 @@ def measure_growth(ours: Sequence[Side]) -> Iterator[Growth]:
 
 def describe_machine() -> dict[str, Any]:
     """The processor, its cores, and how busy it is before the first measurement."""
-    cpu_info = Path("/proc/cpuinfo")
-    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    load = round(os.getloadavg()[0], 2)
-    return {"CPU": models[0] if models else platform.machine(), "cores": os.cpu_count(), "load before": load}
+    from rl_training.cores import cpu_name
+
+    return {"CPU": cpu_name(), "cores": os.cpu_count(), "load before": round(os.getloadavg()[0], 2)}
 
 
 def describe_versions() -> dict[str, str]:

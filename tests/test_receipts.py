@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rl_training.cli import main
+from rl_training.cores import cpu_name
 from rl_training.errors import ConfigError, RunDirectoryError
 from rl_training.results import receipts
 from rl_training.results.receipts import (
@@ -26,7 +27,7 @@ from rl_training.results.receipts import (
     write_receipt,
 )
 from rl_training.results.receipts_page import write_page
-from rl_training.runtime.benchmarking import SUITES, cpu_name, presets_of
+from rl_training.runtime.benchmarking import SUITES, presets_of
 
 TINY = """
 algo: ppo

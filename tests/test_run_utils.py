@@ -18,6 +18,7 @@ import rl_training
 from rl_training.algorithms.ppo import PPOParams
 from rl_training.algorithms.sac import SACParams
 from rl_training.cli import load_config
+from rl_training.cores import cpu_name
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.runs import context_of, read_metadata, read_metrics
@@ -129,6 +130,7 @@ def test_metadata_says_who_what_where_when_and_with_which_versions(make_config: 
     assert metadata["command"] == sys.argv
     assert metadata["host"]["process"] == os.getpid()
     assert metadata["host"]["name"] == platform.node()
+    assert metadata["host"]["cpu"] == cpu_name()
     assert metadata["started_at"]
     assert metadata["ended_at"] is None
     assert metadata["versions"] == {

@@ -1,7 +1,8 @@
-"""How many cores this process may use: in a container or under `taskset` they are fewer than the machine has."""
+"""The processor: its name, and how many cores this process may use, fewer in a container or under `taskset`."""
 
 import math
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -13,6 +14,16 @@ def available_cores() -> int:
     if sys.platform != "linux":
         return os.cpu_count() or 1
     return int(min(len(os.sched_getaffinity(0)), cgroup_cores(_CGROUPS / _own_cgroup())))
+
+
+def cpu_name() -> str:
+    """The processor as Linux names it, or its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def _own_cgroup() -> str:

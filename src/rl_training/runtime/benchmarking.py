@@ -1,12 +1,11 @@
 """Shipped presets trained over seeds: suites of them, each measured as its receipt wants it."""
 
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 
 import gymnasium
 
-from rl_training.cores import available_cores
+from rl_training.cores import available_cores, cpu_name
 from rl_training.errors import ConfigError, RunDirectoryError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.groups import GroupRecord
@@ -99,13 +98,3 @@ def _score(result: GroupResult, seed: int, episodes: int) -> SeedScore:
         env_steps=record.global_step,
         wall_seconds=round(record.wall_seconds, 1),
     )
-
-
-def cpu_name() -> str:
-    """The processor as Linux names it, or its architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

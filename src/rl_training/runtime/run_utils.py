@@ -19,6 +19,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from rl_training import __version__
+from rl_training.cores import cpu_name
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import CheckpointState, drop_newer, save_run_checkpoint
 from rl_training.experiment.config import TrainConfig, plain_config
@@ -228,6 +229,7 @@ def describe_origin() -> dict[str, Any]:
         "host": {
             "name": socket.gethostname(),
             "platform": platform.platform(),
+            "cpu": cpu_name(),
             "cpus": os.cpu_count(),
             "process": os.getpid(),
         },
