@@ -1,0 +1,153 @@
+"""Hints of a report: each threshold from both sides, and none for a run that learns well."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_training.experiment.runs import context_of
+from rl_training.results.loading import Run
+from rl_training.results.report.diagnostics import (
+    CHECKS,
+    HIGH_CLIP_FRACTION,
+    HIGH_KL,
+    LOW_EXPLAINED_VARIANCE,
+    Q_EXCESS,
+    find_hints,
+)
+
+RISING = [float(10 * number) for number in range(1, 11)]
+
+
+def make_run(**metrics: Sequence[float | None]) -> Run:
+    """A run of 10,000 steps with ten lines; a keyword `train__loss` gives the values of `train/loss`."""
+    named: dict[str, Sequence[float | None]] = {"rollout__ep_rew_mean": RISING, "rollout__ep_len_mean": [10.0] * 10}
+    columns = {name.replace("__", "/"): values for name, values in {**named, **metrics}.items()}
+    rows: list[dict[str, Any]] = [
+        {"step": 1_000 * (index + 1), **{name: values[index] for name, values in columns.items()}}
+        for index in range(10)
+    ]
+    return Run(
+        run_dir=context_of(Path("runs/one")).run_dir,
+        algo="ppo",
+        env_id="CartPole-v1",
+        seed=1,
+        status="completed",
+        global_step=10_000,
+        total_timesteps=10_000,
+        config={"eval_episodes": 4, "algo_kwargs": {"gamma": 0.9}},
+        metadata={},
+        rows=tuple(rows),
+    )
+
+
+def titles(run: Run) -> list[str]:
+    return [hint.title for hint in find_hints(run)]
+
+
+def test_a_run_that_learns_gets_no_hint() -> None:
+    run = make_run(
+        eval__mean_reward=RISING,
+        eval__std_reward=[1.0] * 10,
+        train__entropy_loss=[-0.69 + 0.04 * number for number in range(10)],
+        train__approx_kl=[0.01] * 10,
+        train__clip_fraction=[0.1] * 10,
+        train__explained_variance=[0.1, 0.4, *[0.9] * 8],
+    )
+    assert titles(run) == []
+
+
+def test_a_run_without_metrics_gets_no_hint() -> None:
+    assert titles(make_run(rollout__ep_rew_mean=[None] * 10, rollout__ep_len_mean=[None] * 10)) == []
+
+
+def test_every_check_can_speak_and_says_what_why_and_what_to_try() -> None:
+    bad = make_run(
+        rollout__ep_rew_mean=[5.0] * 10,
+        eval__mean_reward=[5.0] * 10,
+        train__loss=[None] * 10,
+        train__entropy_loss=[-0.69, *[-0.001] * 9],
+        train__approx_kl=[1.0] * 10,
+        train__clip_fraction=[0.9] * 10,
+        train__q_mean=[1e6] * 10,
+    )
+    poor = make_run(eval__mean_reward=[*RISING[:9], 10.0], train__explained_variance=[0.0] * 10)
+    hints = [hint for check in CHECKS for run in (bad, poor) if (hint := check(run)) is not None]
+    assert len({hint.title for hint in hints}) == len(CHECKS)
+    assert all(hint.seen and hint.matters and hint.advice for hint in hints)
+
+
+@pytest.mark.parametrize(
+    ("metric", "threshold", "title"),
+    [
+        ("train__approx_kl", HIGH_KL, "KL too high"),
+        ("train__clip_fraction", HIGH_CLIP_FRACTION, "Clip fraction high"),
+    ],
+)
+def test_a_median_above_its_threshold_is_told(metric: str, threshold: float, title: str) -> None:
+    few = [2 * threshold] * 4 + [threshold / 2] * 6
+    many = [2 * threshold] * 6 + [threshold / 2] * 4
+    assert titles(make_run(**{metric: few})) == []
+    assert titles(make_run(**{metric: many})) == [title]
+
+
+def test_a_refused_gradient_step_is_told_with_how_to_look_at_it() -> None:
+    (hint,) = find_hints(replace(make_run(), metadata={"error": "NonFiniteUpdateError: the loss is nan"}))
+    assert hint.title == "Loss not finite"
+    assert hint.seen == "NonFiniteUpdateError: the loss is nan"
+    assert "rl-training replay runs/one" in hint.advice
+    assert titles(replace(make_run(), metadata={"error": "ValueError: no such thing"})) == []
+
+
+def test_a_metric_that_was_not_finite_is_named() -> None:
+    (hint,) = find_hints(make_run(train__loss=[1.0] * 9 + [None]))
+    assert hint.seen == "no finite number: train/loss"
+
+
+def test_a_return_that_stays_where_it_began_is_told() -> None:
+    still = [-200.0] * 10
+    assert titles(make_run(rollout__ep_rew_mean=still)) == ["Return never moved"]
+    assert titles(make_run(rollout__ep_rew_mean=still, eval__mean_reward=[-200.0] * 9 + [-180.0])) == []
+
+
+def test_entropy_that_collapses_early_is_told_only_if_the_return_stands() -> None:
+    collapsed = [-0.69, *[-0.01] * 9]
+    stuck = [10.0, *[30.0] * 9]
+    assert titles(make_run(rollout__ep_rew_mean=stuck, train__entropy_loss=collapsed)) == ["Entropy collapsed early"]
+    assert titles(make_run(train__entropy_loss=collapsed)) == []  # it goes on learning
+    late = [-0.69] * 5 + [-0.01] * 5
+    assert titles(make_run(rollout__ep_rew_mean=stuck, train__entropy_loss=late)) == []
+
+
+def test_the_entropy_of_sac_may_fall_below_zero_by_design() -> None:
+    stuck = [10.0, *[30.0] * 9]
+    assert titles(make_run(rollout__ep_rew_mean=stuck, train__entropy=[0.6, *[-1.0] * 9])) == []
+    collapsed = make_run(rollout__ep_rew_mean=stuck, train__entropy=[0.6, *[-4.0] * 9])
+    assert titles(collapsed) == ["Entropy collapsed early"]
+
+
+def test_a_value_function_that_never_explained_is_told_unless_nothing_was_left_to_explain() -> None:
+    low, high = LOW_EXPLAINED_VARIANCE / 2, 0.9
+    assert titles(make_run(train__explained_variance=[low] * 10)) == ["Value unexplained"]
+    assert titles(make_run(train__explained_variance=[low] * 5 + [high] * 5)) == []
+    solved = [10.0, 20.0, *[500.0] * 8]
+    assert titles(make_run(rollout__ep_rew_mean=solved, train__explained_variance=[low] * 10)) == []
+
+
+def test_q_values_are_held_against_what_the_rewards_allow() -> None:
+    most = 100.0  # the largest return; the largest reward per step, 10, for ever at gamma 0.9 is 100 too
+    assert titles(make_run(train__q_mean=[Q_EXCESS * most] * 10)) == []
+    assert titles(make_run(train__q_mean=[-Q_EXCESS * most * 1.01] * 10)) == ["Q growing without return"]
+    scaled = make_run(train__q_mean=[1e9] * 10)
+    scaled.config["algo_kwargs"]["normalize_rewards"] = True  # their scale is not that of the returns
+    assert titles(scaled) == []
+
+
+def test_an_end_far_below_the_best_is_told_unless_it_is_noise_or_not_the_end() -> None:
+    fallen = [*RISING[:9], 40.0]
+    assert titles(make_run(eval__mean_reward=fallen)) == ["Ends far below its best"]
+    assert titles(replace(make_run(eval__mean_reward=fallen), status="running")) == []
+    assert titles(make_run(eval__mean_reward=fallen, eval__std_reward=[30.0] * 10)) == []  # four errors are 60
+    assert titles(make_run(eval__mean_reward=[93.0, *[95.0] * 8, 93.0])) == []  # much of the range, little of the level
