@@ -44,6 +44,7 @@ def test_the_wheel_holds_presets_and_type_marker(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "rl_training/py.typed" in names
+    assert {f"rl_training/results/report/report.{kind}" for kind in ("css", "js")} <= set(names)
     presets = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "configs").resolve().rglob("*.yaml")}
     assert presets
     assert presets <= set(names)

@@ -151,6 +151,6 @@ def test_values_that_were_not_finite_are_gaps_and_the_later_line_of_a_step_count
 
 
 def test_reading_results_does_not_import_torch() -> None:
-    modules = loaded_by("from rl_training.results import load_group")
+    modules = loaded_by("from rl_training.results import load_group; import rl_training.results.report.page")
     assert "numpy" in modules
-    assert not {"torch", "gymnasium", "matplotlib"} & modules
+    assert not {"torch", "gymnasium", "matplotlib", "PIL"} & modules

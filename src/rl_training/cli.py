@@ -11,6 +11,7 @@ import typer
 from rl_training import __version__
 from rl_training.commands.benchmark import benchmark
 from rl_training.commands.recording import record
+from rl_training.commands.report import report
 from rl_training.commands.results import compare, plot
 from rl_training.errors import (
     ConfigError,
@@ -271,6 +272,7 @@ def check_env(
 
 app.command()(compare)
 app.command()(plot)
+app.command()(report)
 app.command()(record)
 app.command()(benchmark)
 

@@ -1,0 +1,173 @@
+"""Facts about runs that a report lists: times, config differences, versions and machine, and commands to rerun."""
+
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import yaml
+
+from rl_training.experiment.config import config_differences
+from rl_training.experiment.dialect import ConfigDumper
+from rl_training.experiment.groups import GROUP_FILE, seeds_told
+from rl_training.experiment.runs import CONFIG_FILE
+from rl_training.results.loading import Run, RunGroup
+
+_PARTS = ("collect", "update", "evaluate")
+_NOT_SETTINGS = ("seed", "output_dir")  # they tell runs apart, and stand in the table of runs
+
+
+@dataclass(frozen=True)
+class TimeShare:
+    """What a part of the work took, all runs of a group together."""
+
+    name: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting that not all runs share; `values` has the different ones of each group."""
+
+    name: str
+    values: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something about versions or machine, and whose it is where not all runs agree."""
+
+    name: str
+    values: tuple[tuple[str, str], ...]
+    """Each value with the runs it holds for; those are empty where it holds for all."""
+
+
+def wall_seconds(run: Run) -> float | None:
+    """The time that the run took, or at least what its parts took, since a killed run does not tell more."""
+    told = float(run.metadata.get("wall_seconds") or 0.0)
+    return max(told, sum(_part_seconds(run).values())) or None
+
+
+def steps_per_second(run: Run) -> float | None:
+    """Env steps per second of wall time, evaluations included; a fork counts its own steps."""
+    seconds = wall_seconds(run)
+    taken = run.global_step - int((run.metadata.get("parent") or {}).get("step", 0))
+    return taken / seconds if seconds else None
+
+
+def time_shares(runs: Iterable[Run]) -> list[TimeShare]:
+    """How the wall time of all runs divides; empty where it was not logged."""
+    totals = dict.fromkeys((*_PARTS, "other"), 0.0)
+    for run in runs:
+        parts = _part_seconds(run)
+        if not parts:
+            continue
+        totals["other"] += (wall_seconds(run) or 0.0) - sum(parts.values())
+        for name, seconds in parts.items():
+            totals[name] += seconds
+    whole = sum(totals.values())
+    return [TimeShare(name, seconds, seconds / whole) for name, seconds in totals.items()] if whole else []
+
+
+def _part_seconds(run: Run) -> dict[str, float]:
+    """The newest line has the sums of all parts."""
+    newest: dict[str, Any] = next((row for row in reversed(run.rows) if f"time/{_PARTS[0]}_seconds" in row), {})
+    return {name: float(newest.get(f"time/{name}_seconds") or 0.0) for name in _PARTS if newest}
+
+
+def differing_settings(groups: Sequence[RunGroup]) -> list[Difference]:
+    """Every setting that is not the same in all runs, by its dotted name."""
+    runs = [run for group in groups for run in group.runs]
+    names = {name for run in runs for name in config_differences(runs[0].config, run.config)}
+    return [
+        Difference(name, tuple(_distinct(_setting(run.config, name) for run in group.runs) for group in groups))
+        for name in sorted(names - set(_NOT_SETTINGS))
+    ]
+
+
+def _setting(config: Any, dotted: str) -> str:
+    """A value as JSON; a dash where the config has none."""
+    for name in dotted.split("."):
+        if not isinstance(config, dict) or name not in config:
+            return "-"
+        config = config[name]
+    return json.dumps(config)
+
+
+def _distinct(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def config_text(run: Run) -> str:
+    """The whole config as YAML."""
+    return yaml.dump(run.config, Dumper=ConfigDumper, sort_keys=False)
+
+
+def machine_facts(runs: Sequence[Run]) -> list[Fact]:
+    """Versions, commit and machine, as the runs noted them."""
+    described = [_described(run) for run in runs]
+    names = _distinct(name for facts in described for name in facts)
+    return [Fact(name, _by_value(name, runs, described)) for name in names]
+
+
+def _described(run: Run) -> dict[str, str]:
+    versions, host = run.metadata.get("versions") or {}, run.metadata.get("host") or {}
+    facts = {
+        **{name.replace("_", "-"): value for name, value in versions.items()},
+        "git commit": run.metadata.get("git_commit"),
+        "host": host.get("name"),
+        "platform": host.get("platform"),
+        "CPU": host.get("cpu"),
+        "CPU cores": host.get("cpus"),
+    }
+    return {name: str(value) for name, value in facts.items() if value is not None}
+
+
+def _by_value(name: str, runs: Sequence[Run], described: Sequence[dict[str, str]]) -> tuple[tuple[str, str], ...]:
+    holders: dict[str, list[str]] = {}
+    for run, facts in zip(runs, described, strict=True):
+        holders.setdefault(facts.get(name, "unknown"), []).append(run.run_dir.name)
+    if len(holders) == 1:
+        return ((next(iter(holders)), ""),)
+    return tuple((value, _counted(places)) for value, places in holders.items())
+
+
+def _counted(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} runs, {names[0]} first"
+
+
+def rerun_commands(group: RunGroup) -> list[str]:
+    """Commands that train the group again from the configs in its run directories: one for those that are alike."""
+    alike: list[list[Run]] = []
+    for run in group.runs:
+        for runs in alike:
+            differing = set(config_differences(runs[0].config, run.config))
+            if "seed" in differing and differing <= set(_NOT_SETTINGS):
+                runs.append(run)
+                break
+        else:
+            alike.append([run])
+    return [_train_again(runs) for runs in alike]
+
+
+def _train_again(runs: Sequence[Run]) -> str:
+    seeds, run_dir = [run.seed for run in runs], runs[0].run_dir
+    chosen = ["--seed", str(seeds[0])] if len(seeds) == 1 else ["--seeds", seeds_told(seeds)]
+    # The config of a run of a group says that runs go into that group.
+    is_in_group = (run_dir.parent / GROUP_FILE).exists()
+    place = ["--output-dir", str(run_dir.parent.parent)] if is_in_group else []
+    return shlex.join(["rl-training", "train", "--config", str(run_dir / CONFIG_FILE), *chosen, *place])
+
+
+def original_command(run: Run) -> str:
+    """The command that started the run, as one would type it."""
+    arguments = [str(argument) for argument in run.metadata.get("command") or ()]
+    if not arguments:
+        return "unknown"
+    program = PurePath(arguments[0])
+    if program.name == "__main__.py":
+        return shlex.join(["python", "-m", program.parent.name, *arguments[1:]])
+    return shlex.join([program.name, *arguments[1:]] if program.suffix != ".py" else ["python", *arguments])

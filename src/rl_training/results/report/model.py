@@ -1,0 +1,275 @@
+"""What a report says, as plain values: made from groups of runs, and written by `page.py`."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rl_training.errors import RunDirectoryError
+from rl_training.results.comparison import compare
+from rl_training.results.curves import Band, Curve, align_curves, band
+from rl_training.results.loading import EVALUATION, TRAINING, Run, RunGroup
+from rl_training.results.report.diagnostics import Hint, find_hints
+from rl_training.results.report.facts import (
+    Difference,
+    Fact,
+    TimeShare,
+    config_text,
+    differing_settings,
+    machine_facts,
+    original_command,
+    rerun_commands,
+    steps_per_second,
+    time_shares,
+    wall_seconds,
+)
+from rl_training.results.report.svg import Chart, Series
+from rl_training.results.statistics import Bootstrap, Estimate, estimate
+
+_MOST_POINTS = 200  # of a band; more would not show
+_BAND = Bootstrap(resamples=2_000)
+_CHARTS = (
+    (EVALUATION, "Evaluation return", "mean over the episodes of an evaluation"),
+    (TRAINING, "Training return", "mean over the last 100 episodes"),
+)
+
+
+@dataclass(frozen=True)
+class Animation:
+    """A short film of an agent."""
+
+    png: bytes
+    """An animated PNG."""
+    still: bytes
+    """A PNG of its first moment, for who wants no motion."""
+    size: tuple[int, int]
+    """Width and height in pixels."""
+    caption: str
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A line of the table of runs."""
+
+    seed: int
+    status: str
+    reason: str
+    """Why it ended, unless its budget was used up."""
+    steps: int
+    budget: int
+    final: float | None
+    best: float | None
+    wall_seconds: float | None
+    steps_per_second: float | None
+    directory: str
+    command: str
+
+
+@dataclass(frozen=True)
+class HintRow:
+    """A hint, and the seeds it is about; what was seen is that of the first."""
+
+    hint: Hint
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GroupPart:
+    """All that is said of one group."""
+
+    number: int
+    label: str
+    algo: str
+    env_id: str
+    rows: tuple[RunRow, ...]
+    num_counted: int
+    """Runs behind curves and scores: those that have finished, if any has."""
+    score: Estimate | None
+    """The interquartile mean of the final evaluations of the counted runs."""
+    hints: tuple[HintRow, ...]
+    times: tuple[TimeShare, ...]
+    config: str
+    config_seed: int
+    commands: tuple[str, ...]
+
+    @property
+    def is_partly_counted(self) -> bool:
+        """Whether some runs are shown but not counted."""
+        return self.num_counted < len(self.rows)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the second of two groups is better, in a sentence, and what to know of it."""
+
+    sentence: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EnvPart:
+    """What belongs to one environment."""
+
+    env_id: str
+    charts: tuple[Chart, ...]
+    groups: tuple[GroupPart, ...]
+    verdict: Verdict | None
+    """Where there are two groups."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """One page."""
+
+    title: str
+    created_at: str
+    version: str
+    envs: tuple[EnvPart, ...]
+    notes: tuple[str, ...]
+    differences: tuple[Difference, ...]
+    facts: tuple[Fact, ...]
+    animation: Animation | str
+    """Or why there is none, in one line."""
+
+    @property
+    def groups(self) -> tuple[GroupPart, ...]:
+        """The groups of all environments, in the order of their numbers."""
+        return tuple(sorted((group for env in self.envs for group in env.groups), key=lambda group: group.number))
+
+
+def build_report(groups: Sequence[RunGroup], *, animation: Animation | str, created_at: str, version: str) -> Report:
+    """Everything a report says about the groups."""
+    runs = [run for group in groups for run in group.runs]
+    numbered = list(enumerate(groups))
+    env_ids = list(dict.fromkeys(group.env_id for group in groups))
+    parts = [_env_part([(n, group) for n, group in numbered if group.env_id == env_id]) for env_id in env_ids]
+    tasks = dict.fromkeys(f"{group.algo.upper()} on {group.env_id}" for group in groups)
+    return Report(
+        title=", ".join(tasks),
+        created_at=created_at,
+        version=version,
+        envs=tuple(parts),
+        notes=tuple(dict.fromkeys(note for group in groups for note in (*group.notes, *_notes(group)))),
+        differences=tuple(differing_settings(groups)),
+        facts=tuple(machine_facts(runs)),
+        animation=animation,
+    )
+
+
+def best_run(groups: Sequence[RunGroup]) -> Run:
+    """The run to show: the best final evaluation on the first environment, of counted runs."""
+    runs = [run for group in groups if group.env_id == groups[0].env_id for run in counted_runs(group)]
+    evaluated = [(final, run) for run in runs if (final := _final(run)) is not None]
+    return max(evaluated, key=lambda pair: pair[0])[1] if evaluated else runs[0]
+
+
+def _final(run: Run) -> float | None:
+    """The last evaluation, unless it has no number."""
+    final = run.final_return
+    return final if final is not None and math.isfinite(final) else None
+
+
+def counted_runs(group: RunGroup) -> tuple[Run, ...]:
+    """Those that have finished; all of them where none has."""
+    return tuple(run for run in group.runs if run.is_finished) or group.runs
+
+
+def _notes(group: RunGroup) -> list[str]:
+    unfinished = sum(not run.is_finished for run in group.runs)
+    if unfinished == len(group.runs):
+        return [f"{group.label}: no run has finished, so all numbers are of the moment"]
+    if unfinished:
+        return [f"{group.label}: {unfinished} of {len(group.runs)} runs have not finished: shown, not counted"]
+    return []
+
+
+def _env_part(numbered: Sequence[tuple[int, RunGroup]]) -> EnvPart:
+    groups = [group for _, group in numbered]
+    charts = [_chart(metric, title, about, numbered) for metric, title, about in _CHARTS]
+    return EnvPart(
+        env_id=groups[0].env_id,
+        charts=tuple(chart for chart in charts if chart.series),
+        groups=tuple(_group_part(number, group) for number, group in numbered),
+        verdict=_verdict(*groups) if len(groups) == 2 else None,
+    )
+
+
+def _chart(metric: str, title: str, about: str, numbered: Sequence[tuple[int, RunGroup]]) -> Chart:
+    series = [_series(number, group, metric) for number, group in numbered]
+    return Chart(title, about, tuple(each for each in series if each.seeds or each.others))
+
+
+def _series(number: int, group: RunGroup, metric: str) -> Series:
+    counted = counted_runs(group)
+    seeds = _logged(counted, metric)
+    others = _logged([run for run in group.runs if run not in counted], metric)
+    return Series(group.label, number, _centre(seeds), seeds, others)
+
+
+def _logged(runs: Sequence[Run], metric: str) -> tuple[Curve, ...]:
+    return tuple(curve for run in runs if len(curve := run.curve(metric)))
+
+
+def _centre(curves: Sequence[Curve]) -> Band:
+    if not curves:
+        nothing = np.empty(0)
+        return Band(nothing, nothing, nothing, nothing)
+    return band(align_curves(curves).common().thinned(_MOST_POINTS), bootstrap=_BAND)
+
+
+def _group_part(number: int, group: RunGroup) -> GroupPart:
+    counted = counted_runs(group)
+    finals = [final for run in counted if (final := _final(run)) is not None]
+    return GroupPart(
+        number=number,
+        label=group.label,
+        algo=group.algo,
+        env_id=group.env_id,
+        rows=tuple(_row(run) for run in group.runs),
+        num_counted=len(counted),
+        score=estimate(finals) if finals else None,
+        hints=_hint_rows(group),
+        times=tuple(time_shares(group.runs)),
+        config=config_text(group.runs[0]),
+        config_seed=group.runs[0].seed,
+        commands=tuple(rerun_commands(group)),
+    )
+
+
+def _row(run: Run) -> RunRow:
+    values = run.evaluation.values
+    told: dict[str, Any] = run.metadata
+    return RunRow(
+        seed=run.seed,
+        status=run.status,
+        reason=str(told.get("error") or told.get("stop_reason") or ""),
+        steps=run.global_step,
+        budget=run.total_timesteps,
+        final=_final(run),
+        best=float(values.max()) if len(values) else None,
+        wall_seconds=wall_seconds(run),
+        steps_per_second=steps_per_second(run),
+        directory=str(run.run_dir),
+        command=original_command(run),
+    )
+
+
+def _hint_rows(group: RunGroup) -> tuple[HintRow, ...]:
+    found: dict[str, list[tuple[int, Hint]]] = {}
+    for run in group.runs:
+        for hint in find_hints(run):
+            found.setdefault(hint.title, []).append((run.seed, hint))
+    return tuple(HintRow(seen[0][1], tuple(seed for seed, _ in seen)) for seen in found.values())
+
+
+def _verdict(a: RunGroup, b: RunGroup) -> Verdict:
+    first, second = (RunGroup(group.label, counted_runs(group)) for group in (a, b))
+    if any(run.final_return != _final(run) for run in (*first.runs, *second.runs)):
+        return Verdict("Not compared: a final evaluation is no finite number.")
+    try:
+        comparison = compare(first, second)
+    except RunDirectoryError as error:
+        return Verdict(f"Not compared: {error}.")
+    return Verdict(comparison.sentence, comparison.notes)

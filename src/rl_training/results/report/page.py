@@ -1,0 +1,266 @@
+"""A report as one HTML page that needs nothing else: styles, script, curves and film are inside it."""
+
+import base64
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rl_training.results.report.markup import Content, Markup, element, joined
+from rl_training.results.report.model import Animation, EnvPart, GroupPart, HintRow, Report, RunRow
+from rl_training.results.report.svg import Chart, draw_chart, series_class
+from rl_training.results.report.tables import (
+    Column,
+    duration,
+    number,
+    seeds_listed,
+    table,
+    time_bar,
+)
+from rl_training.results.statistics import short
+
+_HERE = Path(__file__).parent
+
+
+def render_page(report: Report) -> str:
+    """The whole page. Its policy lets a browser load nothing and run no script but the one inside."""
+    style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    policy = f"default-src 'none'; img-src data:; style-src {_hashed(style)}; script-src {_hashed(script)}"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", f"{report.title}: report"),
+        element("style", Markup(style)),
+    )
+    body = element("body", _header(report), element("main", list(_sections(report))), element("script", Markup(script)))
+    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+
+
+def _hashed(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _header(report: Report) -> Markup:
+    count = sum(len(group.rows) for group in report.groups)
+    about = f"{count} run{'s' * (count != 1)} · {report.created_at} · rl-training {report.version}"
+    notes = [element("li", note) for note in report.notes]
+    return element(
+        "header",
+        element("h1", report.title),
+        element("p", about, class_="quiet"),
+        element("ul", notes, class_="notes", aria_label="Notes") if notes else None,
+    )
+
+
+def _sections(report: Report) -> Iterator[Markup]:
+    yield _section("Result", [_result(env) for env in report.envs])
+    yield _section("Diagnostics", _diagnostics(report.groups))
+    yield _section("Curves", [_curves(env, titled=len(report.envs) > 1) for env in report.envs])
+    yield _section("The agent", _agent(report.animation))
+    yield _section("Runs", [_runs(group) for group in report.groups])
+    yield _section("Time", _times(report.groups))
+    yield _section("Config", _config(report))
+    yield _section("Versions and machine", _facts(report))
+    yield _section("Run it again", [_again(group) for group in report.groups])
+
+
+def _section(title: str, *content: Content) -> Markup:
+    name = title.lower().replace(" ", "-")
+    return element("section", element("h2", title, id=name), *content, aria_labelledby=name)
+
+
+def _result(env: EnvPart) -> Markup:
+    columns = [Column(name) for name in ("group", "interquartile mean", "95 % interval", "runs", "algorithm")]
+    rows = [[_named(group), *_score(group), _counted(group), group.algo] for group in env.groups]
+    return joined([table(f"{env.env_id}: final evaluations over seeds", columns, rows), _verdict(env)])
+
+
+def _verdict(env: EnvPart) -> Markup | None:
+    if env.verdict is None:
+        return None
+    sides = [f"{name} is {group.label}" for name, group in zip("AB", env.groups, strict=True)]
+    about = "; ".join([*sides, *env.verdict.notes])
+    return joined([element("p", env.verdict.sentence, class_="verdict"), element("p", about, ".", class_="quiet")])
+
+
+def _named(group: GroupPart) -> Markup:
+    return joined([_swatch(group.number), group.label])
+
+
+def _swatch(number_of_group: int) -> Markup:
+    line = element("path", class_="centre", d="M1 6H23")
+    return element(
+        "svg", line, viewBox="0 0 24 12", class_=f"swatch {series_class(number_of_group)}", aria_hidden="true"
+    )
+
+
+def _counted(group: GroupPart) -> str:
+    return f"{group.num_counted} of {len(group.rows)}" if group.is_partly_counted else str(group.num_counted)
+
+
+def _score(group: GroupPart) -> tuple[str, str]:
+    if group.score is None:
+        return "no evaluations", ""
+    interval = group.score.interval
+    return short(group.score.value), str(interval) if interval.is_bounded else "unknown with one run"
+
+
+def _diagnostics(groups: Sequence[GroupPart]) -> Markup:
+    hints = [_hint(group, row) for group in groups for row in group.hints]
+    if hints:
+        return joined(hints)
+    count = sum(len(group.rows) for group in groups)
+    return element("p", f"Nothing conspicuous in {count} run{'s' * (count != 1)}.")
+
+
+def _hint(group: GroupPart, row: HintRow) -> Markup:
+    hint = row.hint
+    whose = f"{group.label}, {seeds_listed(row.seeds)}"
+    seen = hint.seen if len(row.seeds) == 1 else f"seed {row.seeds[0]}: {hint.seen}"
+    return element(
+        "article",
+        element("h3", hint.title, " ", element("span", whose, class_="quiet")),
+        element("p", seen[0].upper(), seen[1:], "."),
+        element("p", hint.matters, class_="quiet"),
+        element("p", element("strong", "Try: "), hint.advice),
+        class_="hint",
+    )
+
+
+def _curves(env: EnvPart, *, titled: bool) -> Markup:
+    title = element("h3", env.env_id) if titled else None
+    if not env.charts:
+        return joined([title, element("p", "Nothing has been logged yet.")])
+    level = "h4" if titled else "h3"
+    return joined([title, element("div", [_figure(chart, level) for chart in env.charts], class_="figures")])
+
+
+def _figure(chart: Chart, level: str) -> Markup:
+    labels = [
+        element("li", _swatch(series.number), f"{series.label} (n = {len(series.seeds)})") for series in chart.series
+    ]
+    several = any(len(series.seeds) > 1 for series in chart.series)
+    how = "interquartile mean over seeds, 95 % interval shaded, single seeds thin" if several else ""
+    unfinished = "unfinished runs dotted" if any(series.others for series in chart.series) else ""
+    words = "; ".join(filter(None, (chart.about, how, unfinished)))
+    caption = element("figcaption", element(level, chart.title), element("p", words, class_="quiet"))
+    readout = element("p", class_="readout", aria_live="polite")
+    return element("figure", caption, draw_chart(chart), element("ul", labels, class_="legend"), readout)
+
+
+def _agent(animation: Animation | str) -> Markup:
+    if isinstance(animation, str):
+        return element("p", f"No film: {animation}")
+    width, height = animation.size
+    still = element(
+        "source", srcset=_data_url(animation.still), media="(prefers-reduced-motion: reduce)", type="image/png"
+    )
+    film = element("img", src=_data_url(animation.png), alt=animation.caption, width=width, height=height)
+    return element("figure", element("picture", still, film), element("figcaption", animation.caption), class_="film")
+
+
+def _data_url(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def _runs(group: GroupPart) -> Markup:
+    numeric = ("env steps", "final return", "best return", "wall time", "steps/s")
+    columns = [
+        Column("seed", True),
+        Column("status"),
+        *(Column(name, True) for name in numeric),
+        Column("directory"),
+    ]
+    places = {Path(row.directory).parent for row in group.rows}
+    shared = places.pop() if len(places) == 1 else None
+    caption = group.label if shared is None else f"{group.label}, in {shared}"
+    reasons = [
+        element("li", f"seed {row.seed}, {row.status}: ", element("span", row.reason, class_="quiet"))
+        for row in group.rows
+        if row.reason
+    ]
+    rows = [_run(row, shared) for row in group.rows]
+    return joined(
+        [
+            table(caption, columns, rows, caption_mark=_swatch(group.number)),
+            element("ul", reasons, class_="reasons") if reasons else None,
+        ]
+    )
+
+
+def _run(row: RunRow, shared: Path | None) -> list[Content]:
+    directory = row.directory if shared is None else Path(row.directory).name
+    steps = f"{row.steps:,}" if row.steps >= row.budget else f"{row.steps:,} of {row.budget:,}"
+    return [
+        str(row.seed),
+        element("span", row.status, class_=f"status {_tone(row.status)}"),
+        steps,
+        number(row.final),
+        number(row.best),
+        duration(row.wall_seconds),
+        number(row.steps_per_second),
+        element("code", directory, class_="path"),
+    ]
+
+
+def _tone(status: str) -> str:
+    return {"completed": "good", "stopped": "good", "failed": "bad"}.get(status, "open")
+
+
+def _times(groups: Sequence[GroupPart]) -> Markup:
+    timed = [group for group in groups if group.times]
+    if not timed:
+        return element("p", "How the time divides was not logged by these runs.")
+    names = [share.name for share in timed[0].times]
+    columns = [Column("group"), Column("wall time", True), *(Column(name, True) for name in names), Column("share")]
+    rows = [_time_row(group) for group in timed]
+    return table("Wall time of all runs, and what it was spent on", columns, rows)
+
+
+def _time_row(group: GroupPart) -> list[Content]:
+    whole = sum(share.seconds for share in group.times)
+    parts = [f"{100 * share.share:.0f} %" for share in group.times]
+    return [_named(group), duration(whole), *parts, time_bar(group.times)]
+
+
+def _config(report: Report) -> Markup:
+    groups = report.groups
+    several = sum(len(group.rows) for group in groups) > 1
+    first = element("p", "All runs share one config, apart from the seed.") if several else None
+    if report.differences:
+        columns = [Column("setting"), *(Column(group.label) for group in groups)]
+        rows = [
+            [element("code", each.name), *(element("code", " or ".join(values)) for values in each.values)]
+            for each in report.differences
+        ]
+        first = table("What differs", columns, rows)
+    return joined([first, [_whole_config(group) for group in groups]])
+
+
+def _whole_config(group: GroupPart) -> Markup:
+    summary = element("summary", f"Whole config of {group.label}, seed {group.config_seed}")
+    return element("details", summary, element("pre", element("code", group.config), tabindex=0))
+
+
+def _facts(report: Report) -> Markup:
+    rows: list[list[Content]] = []
+    for fact in report.facts:
+        values = [f"{value} ({holders})" if holders else value for value, holders in fact.values]
+        rows.append([fact.name, [element("div", value) for value in values]])
+    if not rows:
+        return element("p", "These runs did not note versions or machine.")
+    return table("As the runs noted them", [Column("what"), Column("value")], rows)
+
+
+def _again(group: GroupPart) -> Markup:
+    original = [element("pre", element("code", row.command), tabindex=0) for row in group.rows]
+    count = len(original)
+    return joined(
+        [
+            element("h3", _swatch(group.number), group.label),
+            [element("pre", element("code", command), class_="command", tabindex=0) for command in group.commands],
+            element("details", element("summary", f"As {'it was' if count == 1 else 'they were'} started"), original),
+        ]
+    )

@@ -1,0 +1,73 @@
+"""Tables of a report, and how numbers read in them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rl_training.results.report.facts import TimeShare
+from rl_training.results.report.markup import Content, Markup, element
+from rl_training.results.statistics import short
+
+_MOST_SEEDS = 10  # named one by one
+
+
+@dataclass(frozen=True)
+class Column:
+    """The head of a column; numbers are set flush right."""
+
+    name: str
+    numeric: bool = False
+
+
+def table(
+    caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Content]], caption_mark: Markup | None = None
+) -> Markup:
+    """A table in a box of its own, which scrolls where the page is too narrow for it."""
+    classes = ["number" if column.numeric else None for column in columns]
+    heads = [
+        element("th", column.name, scope="col", class_=name) for column, name in zip(columns, classes, strict=True)
+    ]
+    lines = [
+        element("tr", [element("td", cell, class_=name) for cell, name in zip(row, classes, strict=True)])
+        for row in rows
+    ]
+    content = element(
+        "table",
+        element("caption", caption_mark, caption),
+        element("thead", element("tr", heads)),
+        element("tbody", lines),
+    )
+    return element("div", content, class_="scroll", role="region", aria_label=caption, tabindex=0)
+
+
+def number(value: float | None) -> str:
+    """A number with the digits that matter, or a dash."""
+    return "-" if value is None else short(value)
+
+
+def duration(seconds: float | None) -> str:
+    """A time as one says it: 3.2 s, 4 min 10 s, 2 h 05 min."""
+    if seconds is None:
+        return "-"
+    if seconds < 60.0:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def seeds_listed(seeds: Sequence[int]) -> str:
+    """The seeds in words, the first of them where there are many."""
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    named = ", ".join(map(str, seeds[:_MOST_SEEDS]))
+    return f"seeds {named}" if len(seeds) <= _MOST_SEEDS else f"{len(seeds)} seeds ({named}, …)"
+
+
+def time_bar(times: Sequence[TimeShare]) -> Markup:
+    """Shares as lengths; the table has them as numbers too."""
+    parts, start = [], 0.0
+    for index, each in enumerate(times):
+        title = element("title", f"{each.name}: {100 * each.share:.0f} %")
+        width = 100.0 * each.share
+        parts.append(element("rect", title, class_=f"part-{index}", x=f"{start:.2f}", width=f"{width:.2f}", height=8))
+        start += width
+    return element("svg", parts, class_="bar", viewBox="0 0 100 8", preserveAspectRatio="none", aria_hidden="true")
