@@ -25,6 +25,7 @@ from rl_training.algorithms.sac import SACLearner
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import make_single_env
+from rl_training.envs.native import NativeEpisodeVectorEnv
 from rl_training.envs.vector import SyncEpisodeVectorEnv
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.policies.actor_critic import ActorCritic
@@ -36,7 +37,9 @@ from rl_training.runtime.trainer import TrainerState
 PARTS = ("env", "act", "store", "update", "rest")
 _LIMIT_SECONDS = 0.5  # for which each limit is measured
 
-_ENV = ((SyncEpisodeVectorEnv, "step", "env"), (SyncEpisodeVectorEnv, "reset", "env"))
+_ENV = tuple(
+    (kind, name, "env") for kind in (SyncEpisodeVectorEnv, NativeEpisodeVectorEnv) for name in ("step", "reset")
+)
 _TRANSITIONS = ((ReplayBuffer, "add", "store"), (ExperienceNormalizer, "observe", "store"))
 _METHODS: dict[str, tuple[tuple[type, str, str], ...]] = {
     "ppo": (
