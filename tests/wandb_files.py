@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 _FILE_HEADER = 7  # magic number and version
 _CHUNK_HEADER = struct.Struct("<IHB")  # checksum, length, kind
 _BLOCK = 32_768
+_PATIENCE_SECONDS = 20.0
 _LAST_CHUNKS = (1, 4)  # a whole record, or the last part of one
 
 
@@ -25,6 +27,8 @@ def _records(path: Path) -> Iterator[Any]:
             continue
         _, length, kind = _CHUNK_HEADER.unpack_from(content, position)
         position += _CHUNK_HEADER.size + length
+        if position > len(content):  # still being written
+            return
         parts += content[position - length : position]
         if kind in _LAST_CHUNKS:
             record = Record()
@@ -58,6 +62,14 @@ class OfflineRun:
                 self.exit_code = record.exit.exit_code
 
 
+def _finished(path: Path) -> OfflineRun:
+    """The run once it is whole: the process behind wandb may write it a moment after wandb says that it is done."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while (run := OfflineRun(path)).exit_code is None:
+        assert time.monotonic() < deadline, f"{path} stays unfinished"
+    return run
+
+
 def offline_runs(run_dir: Path) -> list[OfflineRun]:
-    """The offline runs below a run directory, oldest first."""
-    return [OfflineRun(path) for path in sorted(run_dir.glob("wandb/offline-run-*/*.wandb"))]
+    """The offline runs below a run directory."""
+    return [_finished(path) for path in run_dir.glob("wandb/offline-run-*/*.wandb")]
