@@ -28,11 +28,11 @@ def activate(activation: Activation, inputs: Tensor) -> Tensor:
 
 
 def through_activation(activation: Activation, slopes: Tensor, outputs: Tensor) -> Tensor:
-    """Slopes in the inputs of an activation, from those in its `outputs`."""
+    """Slopes in the inputs of an activation, from those in its `outputs`, in their memory."""
     if activation == "relu":
-        through: Tensor = torch.ops.aten.threshold_backward(slopes, outputs, 0.0)
+        through: Tensor = torch.ops.aten.threshold_backward(slopes, outputs, 0.0, grad_input=slopes)
     else:
-        through = torch.ops.aten.tanh_backward(slopes, outputs)
+        through = torch.ops.aten.tanh_backward(slopes, outputs, grad_input=slopes)
     return through
 
 

@@ -152,18 +152,19 @@ class TwinCritics:
     def trace(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> Trace:
         """The same pass, its values as [critic, batch, 1], with all that the way back needs."""
         trace = [torch.cat([features, actions], dim=1).expand(NUM_CRITICS, -1, -1)]
-        for weight, bias in self.layers:
-            outputs = torch.baddbmm(params[bias], trace[-1], params[weight])
-            last = (weight, bias) == self.layers[-1]
-            trace.append(outputs if last else activate(self.activation, outputs))
-        return trace
+        for weight, bias in self.layers[:-1]:
+            trace.append(activate(self.activation, torch.baddbmm(params[bias], trace[-1], params[weight])))
+        weight, bias = self.layers[-1]
+        # A product with one column takes five times as long as the same one with one row.
+        outputs = params[weight].transpose(1, 2) @ trace[-1].transpose(1, 2)
+        return [*trace, outputs.transpose(1, 2) + params[bias]]
 
     def gradient(self, params: Mapping[str, Tensor], trace: Trace, slopes: Tensor) -> Tensor:
         """The flat gradient of a loss, from its slopes in the values [critic, batch]."""
         gradients: dict[str, Tensor] = {}
         for index, layer_slopes in self._slopes(params, trace, slopes):
             weight, bias = self.layers[index]
-            gradients[weight] = trace[index].transpose(1, 2) @ layer_slopes
+            gradients[weight] = (layer_slopes.transpose(1, 2) @ trace[index]).transpose(1, 2)
             gradients[bias] = layer_slopes.sum(dim=1, keepdim=True)
         return self.params.layout.join(gradients)
 
