@@ -101,7 +101,11 @@ def measured(run_dir: Path) -> dict[tuple[int, str], float | None]:
 
 def without_speed(values: dict[tuple[int, str], Any]) -> dict[tuple[int, str], Any]:
     """What a repeated stretch of a run measures again to the last bit."""
-    return {key: value for key, value in values.items() if not key[1].startswith("time/") or key[1] == "time/total_timesteps"}
+    return {
+        key: value
+        for key, value in values.items()
+        if not key[1].startswith("time/") or key[1] == "time/total_timesteps"
+    }
 
 
 class TestWandb:

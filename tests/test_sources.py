@@ -342,3 +342,11 @@ def test_the_shipped_presets_are_shown_under_configs() -> None:
     assert "ppo/cartpole.yaml" in _presets(PRESETS_DIR)
     shown = {name: (SHOWN_PRESETS.resolve() / name).read_bytes() for name in _presets(SHOWN_PRESETS.resolve())}
     assert shown == {name: (PRESETS_DIR / name).read_bytes() for name in _presets(PRESETS_DIR)}
+
+
+@pytest.mark.parametrize("switch", ["on", "off", "auto"])
+def test_a_bare_on_or_off_is_a_switch_and_no_truth_value(tmp_path: Path, switch: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"algo: ppo\nenv_id: CartPole-v1\ncompile: {switch}\n")
+    assert resolve_config([read_yaml(path)]).config.compile == switch
+    assert resolve_config([read_yaml(path), read_assignments([f"compile={switch}"])]).config.compile == switch

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from rl_training.experiment.validation import (
     Float,
@@ -40,6 +40,11 @@ def _known_device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise ValueError("allowed: auto, cpu, cuda, cuda:N, mps")
     return name
+
+
+def _switch(value: Any) -> Any:
+    """YAML takes a bare on or off for a truth value."""
+    return ("on" if value else "off") if isinstance(value, bool) else value
 
 
 def _known_threads(value: Any) -> Any:
@@ -124,7 +129,7 @@ class TrainConfig(StrictModel):
     """Seconds without an answer after which a worker process counts as hung; resets get twelve times as long."""
     env_restarts: Annotated[Int, Field(ge=0)] = 3
     """How often in a row a worker process is started again, and its envs brought back, before the run ends."""
-    compile: Literal["auto", "on", "off"] = "auto"
+    compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     """Whether updates are compiled; `auto` does it where the planned gradient steps repay the time it takes."""
     num_threads: Annotated[int | Literal["auto"], PlainValidator(_known_threads)] = 1
     """Threads for matrix products; small networks are fastest on one. `auto` tries whether several pay."""
