@@ -30,7 +30,7 @@ def with_resolved_compile(config: TrainConfig, params: StrictModel) -> TrainConf
     if config.compile != "auto":
         return config
     pays = False
-    if isinstance(params, LearnerParams) and params.activation == "relu":  # eager tanh is as fast: NumPy's is used
+    if isinstance(params, LearnerParams):
         steps = params.planned_gradient_steps(config.total_timesteps, config.num_envs)
         pays = compiling_pays(steps, params.rows_per_step * max(params.hidden_sizes))
     return config.model_copy(update={"compile": "on" if pays else "off"})
