@@ -417,4 +417,5 @@ def test_a_signal_saves_the_run_before_it_ends(number: signal.Signals, exit_code
     assert load_checkpoint(newest).trainer_state["global_step"] == metadata["global_step"] > 0
     assert rest.splitlines()[-1] == f"interrupted at step {metadata['global_step']}; saved {newest}"
     assert "Traceback" not in rest
-    assert json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])["step"] == metadata["global_step"]
+    logged = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert 0 < logged <= metadata["global_step"]  # the signal may come between two logs
