@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,16 @@ from chaos import result_of as outcome
 from conftest import MakeConfig
 from test_exact_resume import SignalAt, train
 
+from rl_training.algorithms.base import Batch, GradientStep
+from rl_training.algorithms.optim import Descent
+from rl_training.algorithms.step_packages import package_key
+from rl_training.algorithms.whole_step import Networks, Settings, Slope, WholeStep
 from rl_training.compiling import compiling_pays, remember_compiling
 from rl_training.errors import NonFiniteUpdateError
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.policies.flat import FlatLayout
+from rl_training.policies.host import HostedParams
 from rl_training.runtime.wiring import with_resolved_compile
 from rl_training.runtime.workflows import replay_failed_step, resume_training
 
@@ -56,15 +65,71 @@ def test_a_compiled_step_that_is_not_finite_changes_nothing(make_config: MakeCon
     assert replay_failed_step(run_dir).message is not None
 
 
-def test_without_a_compiler_a_run_says_so_and_goes_on(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("no compiler found\nand a long story")
-
-    monkeypatch.setattr(torch, "compile", broken)
-    with pytest.warns(UserWarning, match=r"compiling failed \(RuntimeError: no compiler found and a long story\): "):
+def test_without_a_compiler_a_run_says_so_and_goes_on(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler-here"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "empty"))
+    with pytest.warns(UserWarning, match=r"compiling failed \(.*compiler.*\): updates run eagerly"):
         compiled = train(make_config(compile="on"))
     eager = train(make_config(compile="off"))
     assert outcome(compiled) == outcome(eager)
+
+
+@NEEDS_COMPILER
+def test_a_training_process_holds_no_compiler_and_a_second_one_needs_none(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = make_config(compile="on")
+    script = (
+        "import sys, warnings; warnings.simplefilter('error'); from rl_training.experiment.config import TrainConfig; "
+        f"from rl_training.runtime.ppo_trainer import train_ppo; train_ppo(TrainConfig(**{config.model_dump()})); "
+        "assert not {'torch._dynamo', 'torch._inductor', 'sympy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", "from pathlib import *; " + script], check=True)
+    (first,) = config.output_dir.iterdir()
+    (package,) = (tmp_path / "cache" / "rl_training" / "steps").iterdir()
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler-here"))
+    assert outcome(train(config)) == outcome(first)
+    package.write_bytes(b"torn")
+    with pytest.warns(UserWarning, match="compiling failed"):
+        train(config)
+    assert not package.exists()  # so that the next run compiles it again
+
+
+class Bystander:
+    """A slope that reads a tensor which it is not given."""
+
+    def __init__(self) -> None:
+        self.hidden = torch.ones(16)
+
+    def slope(self, networks: Networks, batch: Batch, settings: Settings) -> Slope:
+        return Slope(networks["net"]["weights"] * batch["actions"] + self.hidden, torch.zeros(1))
+
+
+@NEEDS_COMPILER
+def test_a_slope_that_would_not_see_its_tensors_change_is_not_compiled() -> None:
+    params = HostedParams({"weights": (16,)}, torch.device("cpu"))
+    descent = Descent({"net": params}, Bystander().slope, compile_as="this test")
+    with pytest.warns(UserWarning, match="depends on tensors beside its networks, batch and settings"):
+        descent.take(GradientStep("step", {"actions": torch.ones(16)}, {"learning_rate": 0.1}))
+    assert params.flat.tolist() == pytest.approx([-0.1] * 16)
+
+
+def test_a_package_is_only_for_what_it_was_compiled_for() -> None:
+    layout = FlatLayout({"weights": (16,)})
+    step = WholeStep(Bystander().slope, {"net": layout}, ("actions",), ("learning_rate",), eps=1e-8, max_norm=1.0)
+    inputs = [torch.ones(16)]
+    keys = {
+        package_key(step, inputs, "a run"),
+        package_key(step, inputs, "another run"),
+        package_key(step, [torch.ones(32)[::2]], "a run"),
+        package_key(step, [torch.ones(16).double()], "a run"),
+        package_key(replace(step, max_norm=0.5), inputs, "a run"),
+        package_key(replace(step, layouts={"net": FlatLayout({"weights": (4, 4)})}), inputs, "a run"),
+    }
+    assert len(keys) == 6
+    assert package_key(replace(step), [torch.zeros(16)], "a run") in keys
 
 
 SMALL, LARGE = 64 * 64, 256 * 256

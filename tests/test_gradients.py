@@ -114,7 +114,7 @@ def test_the_gradient_of_ppo(action_space: spaces.Space[Any], params: dict[str, 
             errors = torch.max(errors, (batch["values"] + moved - returns).square())
         return -surrogate + settings.vf_coef * 0.5 * errors.mean() - settings.ent_coef * entropies.mean()
 
-    slope = learner._slope(batch, {"clip_coef": 0.2})
+    slope = learner._slope({"policy": policy.params.tensors()}, batch, {"clip_coef": 0.2})
     assert slope.watched[0].item() == pytest.approx(loss(doubled(policy.params.tensors())).item(), abs=1e-5)
     assert 0.1 < slope.watched[5].item() < 0.9  # of the transitions are clipped
     check(slope.gradient, policy.params, loss)
@@ -145,14 +145,15 @@ def test_the_gradient_of_dqn(params: dict[str, Any]) -> None:
         values = q_values(named, exact["obs"])[torch.arange(SIZE), batch["actions"]]
         return (exact["weights"] * functional.huber_loss(values, targets, reduction="none")).mean()
 
-    slope = learner._slope(batch, {})
+    networks = {"online": network.params.tensors(), "target": learner._target.tensors()}
+    slope = learner._slope(networks, batch, {})
     assert slope.watched[0].item() == pytest.approx(loss(doubled(network.params.tensors())).item(), rel=1e-5)
     check(slope.gradient, network.params, loss)
 
 
 @pytest.mark.parametrize("step", ["critics", "actor"])
 def test_the_gradients_of_sac(step: str) -> None:
-    learner = build_sac_learner(config("sac", alpha=0.3), OBSERVATIONS, BOX)
+    learner = build_sac_learner(config("sac"), OBSERVATIONS, BOX)
     policy, critics = learner.policy, learner.critics
     policy.params.set(policy.params.flat + 1.5 * normal(policy.params.layout.size, seed=0))  # some deviations are cut
     learner._target.set(learner._target.flat + 0.1 * normal(learner._target.layout.size, seed=1))
@@ -180,12 +181,14 @@ def test_the_gradients_of_sac(step: str) -> None:
         values = twin_critics(doubled(critics.params.tensors()), exact["obs"], actions)
         return (0.3 * logprobs - values.amin(dim=0)).mean()
 
+    networks = {"actor": policy.params, "critics": critics.params, "target": learner._target}
+    tensors = {name: params.tensors() for name, params in networks.items()}
     if step == "critics":
-        check(learner._critic_slope(batch, {}).gradient, critics.params, critic_loss)
+        check(learner._critic_slope(tensors, batch, {"alpha": 0.3}).gradient, critics.params, critic_loss)
     else:
         outputs = policy.network.forward(policy.params.tensors(), batch["obs"])
         assert 0 < (outputs[:, 2:] > LOG_STD_LIMITS[1]).sum() < outputs[:, 2:].numel()
-        check(learner._actor_slope(batch, {}).gradient, policy.params, actor_loss)
+        check(learner._actor_slope(tensors, batch, {"alpha": 0.3}).gradient, policy.params, actor_loss)
 
 
 def test_a_network_acts_and_learns_through_the_same_function() -> None:

@@ -196,7 +196,7 @@ def test_adam_runs_with_the_small_epsilon_and_the_clipped_gradient() -> None:
     assert metrics["grad_norm"] > 1e-3
     # After one step the first moment is a tenth of the gradient that Adam saw.
     assert torch.linalg.vector_norm(learner.state_dict()["optimizer"]["mean"]).item() == pytest.approx(1e-4, rel=1e-2)
-    assert learner._descent.adam._eps == 1e-5
+    assert learner._descent.adam.eps == 1e-5
 
 
 def test_our_adam_is_torchs_to_the_last_bit() -> None:

@@ -111,7 +111,9 @@ def test_the_target_comes_from_target_critics_at_a_current_action() -> None:
     targets = batch["rewards"] + batch["discounts"] * (3.0 - 0.5 * draw.logprobs)
     values = twin.critics.forward(twin.critics.params.tensors(), batch["obs"], batch["actions"])
     expected = critic_loss(values, targets)[0].item()
-    step = GradientStep("critic step", {**batch, "noise": noise}, {"learning_rate": 1e-3})
+    step = GradientStep(
+        "critic step", {**batch, "noise": noise}, {"learning_rate": 1e-3, "alpha": learner._log_alpha.exp().item()}
+    )
     assert learner.take(step)[0] == pytest.approx(expected, rel=1e-5)
 
 
@@ -215,5 +217,5 @@ def test_a_step_that_is_not_finite_changes_nothing(name: str, field: str) -> Non
     batch["noise"] = torch.zeros_like(batch["actions"])
     before = digest(learner.state_dict())
     with pytest.raises(NonFiniteUpdateError, match=rf"the {name} has loss .*{field}\[5.* of its batch is inf"):
-        learner.take(GradientStep(name, batch, {"learning_rate": 1e-3}))
+        learner.take(GradientStep(name, batch, {"learning_rate": 1e-3, "alpha": 1.0}))
     assert digest(learner.state_dict()) == before

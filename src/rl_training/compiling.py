@@ -35,5 +35,10 @@ def _seen_seconds() -> float:
 
 
 def _memory_path() -> Path:
+    return cache_dir() / "compiling.json"
+
+
+def cache_dir() -> Path:
+    """Where this machine keeps what a later run may use again."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "rl_training" / "compiling.json"
+    return Path(home) / "rl_training"

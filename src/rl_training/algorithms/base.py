@@ -35,7 +35,8 @@ class LearnerSetup:
     """The budget that schedules refer to."""
     stream: np.random.Generator
     """Draws whatever the learner's updates or its exploration draw."""
-    compiled: bool = False
+    compile_as: str | None = None
+    """All that compiled updates depend on beside sizes and code; none: updates run eagerly."""
 
 
 Batch = dict[str, Tensor]

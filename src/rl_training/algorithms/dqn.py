@@ -14,7 +14,8 @@ from rl_training.algorithms.base import (
     OffPolicyParams,
     UpdateResult,
 )
-from rl_training.algorithms.optim import Descent, Settings, Slope, TakenStep, mean_numbers
+from rl_training.algorithms.optim import Descent, TakenStep, mean_numbers
+from rl_training.algorithms.whole_step import Networks, Settings, Slope
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sampling import PrioritizedSampler
 from rl_training.experiment.schedules import PositiveSchedule, Schedule, crosses
@@ -81,7 +82,8 @@ class DQNLearner:
         self.total_timesteps = setup.total_timesteps
         self._stream = setup.stream  # explores
         self._target = policy.params.twin()
-        self._descent = Descent(policy.params.flat, self._slope, max_norm=params.max_grad_norm, compiled=setup.compiled)
+        networks = {"online": policy.params, "target": self._target}
+        self._descent = Descent(networks, self._slope, max_norm=params.max_grad_norm, compile_as=setup.compile_as)
         self.normalizer = ExperienceNormalizer(policy.encoder, params)
         self._updated_at = 0  # env step of the newest update
 
@@ -117,10 +119,10 @@ class DQNLearner:
             replay.sampler.update(batch["indices"].cpu().numpy(), priorities)
         return taken.watched
 
-    def _slope(self, batch: Batch, settings: Settings) -> Slope:
+    def _slope(self, networks: Networks, batch: Batch, settings: Settings) -> Slope:
         del settings
-        network, online = self.policy, self.policy.params.tensors()
-        target_values = network.q_values(self._target.tensors(), batch["next_obs"])
+        network, online = self.policy, networks["online"]
+        target_values = network.q_values(networks["target"], batch["next_obs"])
         choosing = network.q_values(online, batch["next_obs"]) if self.params.double else None
         actions = batch["actions"].unsqueeze(1)
         trace = network.trace(online, batch["obs"])

@@ -1,34 +1,18 @@
 """Adam on one flat parameter vector: clipping and the step are one call each, and only finite ones are taken."""
 
 import math
-import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FunctionType, MethodType
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import Batch, GradientStep
-from rl_training.compiling import remember_compiling
+from rl_training.algorithms.base import GradientStep
+from rl_training.algorithms.step_packages import CompiledStep, load_step
+from rl_training.algorithms.whole_step import ADAM_BETAS, SlopeFn, WholeStep, with_norm
 from rl_training.errors import NonFiniteUpdateError, told
-
-Settings = Mapping[str, float | Tensor]
-
-
-class Slope(NamedTuple):
-    """How a loss changes with the parameters."""
-
-    gradient: Tensor  # flat
-    watched: Tensor  # numbers to watch, the loss first
-    errors: Tensor | None = None  # per transition, where priorities depend on them
-
-
-SlopeFn = Callable[[Batch, Settings], Slope]
-"""The slope of a learner's loss at its present parameters, which are the same between two calls."""
-
-_BETAS = (0.9, 0.999)
+from rl_training.policies.host import HostedParams
 
 
 def check_finite(loss: float, gradient_norm: float, step: GradientStep) -> None:
@@ -51,16 +35,6 @@ def _suspect(step: GradientStep) -> str:
     return f"its batch is finite, so the weights have grown too large ({settings})"
 
 
-def _with_norm(slope: Slope) -> Tensor:
-    """The watched numbers, and the norm of the gradient."""
-    return torch.cat([slope.watched, torch.linalg.vector_norm(slope.gradient).reshape(1)])
-
-
-def _without_guards(guards: Any) -> list[bool]:
-    """Nothing that a step depends on changes but the size of its batch, and each size is compiled by itself."""
-    return [False] * len(guards)
-
-
 class FlatAdam:
     """Adam (Kingma and Ba 2015) over a single tensor, by torch's fused kernel.
 
@@ -70,7 +44,7 @@ class FlatAdam:
 
     def __init__(self, flat: Tensor, eps: float = 1e-8) -> None:
         self._flat = flat
-        self._eps = eps
+        self.eps = eps
         self._mean, self._square = torch.zeros_like(flat), torch.zeros_like(flat)  # running moments of the gradient
         self._steps = torch.zeros((), device=flat.device)
 
@@ -84,37 +58,28 @@ class FlatAdam:
             [],
             [self._steps.add_(1)],
             lr=learning_rate,
-            beta1=_BETAS[0],
-            beta2=_BETAS[1],
+            beta1=ADAM_BETAS[0],
+            beta2=ADAM_BETAS[1],
             weight_decay=0.0,
-            eps=self._eps,
+            eps=self.eps,
             amsgrad=False,
             maximize=False,
         )
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy: the moments themselves go on changing in place."""
-        return {name: tensor.cpu().clone() for name, tensor in self._tensors().items()}
+        return {name: tensor.cpu().clone() for name, tensor in self.tensors().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on where `state` stopped; an empty one has not begun."""
-        for name, tensor in self._tensors().items() if state else ():
+        for name, tensor in self.tensors().items() if state else ():
             if state[name].shape != tensor.shape:
                 raise ValueError(f"{name} of shape {tuple(state[name].shape)} does not fit {tuple(tensor.shape)}")
             tensor.copy_(state[name])
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """The moments and the number of steps, as they change."""
         return {"mean": self._mean, "square": self._square, "steps": self._steps}
-
-    def update(self, gradient: Tensor, learning_rate: Tensor, accepted: Tensor) -> None:
-        """The same step from plain operations, which a compiler fuses; it is taken where `accepted` says so."""
-        steps = self._steps + 1
-        mean = torch.lerp(self._mean, gradient, 1 - _BETAS[0])
-        square = torch.lerp(self._square, gradient.square(), 1 - _BETAS[1])
-        deviation = (square / (1 - _BETAS[1] ** steps)).sqrt() + self._eps
-        moved = self._flat - learning_rate / (1 - _BETAS[0] ** steps) * mean / deviation
-        for tensor, new in ((self._flat, moved), (self._mean, mean), (self._square, square), (self._steps, steps)):
-            tensor.copy_(torch.where(accepted, new, tensor))
 
 
 def mean_numbers(names: Iterable[str], watched: Sequence[Sequence[float]]) -> dict[str, int | float]:
@@ -130,29 +95,43 @@ class TakenStep(NamedTuple):
 
 
 class Descent:
-    """Moves one flat vector down the slope of one loss: clipped, by Adam, and only while all is finite.
+    """Moves the first of some networks down the slope of one loss: clipped, by Adam, and only while all is finite.
 
     Compiled, a step is one graph from the batch to the new parameters; the same maths, but not the same last bits.
     """
 
     def __init__(
-        self, flat: Tensor, slope: SlopeFn, *, eps: float = 1e-8, max_norm: float = math.inf, compiled: bool = False
+        self,
+        networks: Mapping[str, HostedParams],
+        slope: SlopeFn,
+        *,
+        eps: float = 1e-8,
+        max_norm: float = math.inf,
+        compile_as: str | None = None,
     ) -> None:
-        self.adam = FlatAdam(flat, eps)
+        flats = [params.flat for params in networks.values()]
+        self.adam = FlatAdam(flats[0], eps)
+        self._state = [*flats, *self.adam.tensors().values()]  # what a step depends on beside its batch and settings
+        self._layouts = {name: params.layout for name, params in networks.items()}
+        self._networks = {name: params.tensors() for name, params in networks.items()}
         self._slope = slope
         self._max_norm = max_norm
-        self._compiles = compiled
-        self._compiled: dict[int, Any] = {}  # by size of the batch
-        self._settings: tuple[dict[str, float], dict[str, Tensor]] = ({}, {})  # of the newest step, also as tensors
+        self._compile_as = compile_as
+        self._compiled: dict[tuple[Any, ...], CompiledStep] = {}  # by size and strides of the batch
+        self._settings: tuple[dict[str, float], list[Tensor]] = ({}, [])  # of the newest step, also as tensors
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is compiled, which belongs to this process."""
+        return {**vars(self), "_compiled": {}}
 
     def take(self, step: GradientStep) -> TakenStep:
         """Take one step, unless it is not finite."""
-        return self._move_compiled(step) if self._compiles else self._move(step)
+        return self._move(step) if self._compile_as is None else self._move_compiled(step)
 
     @torch.inference_mode()
     def _move(self, step: GradientStep) -> TakenStep:
-        slope = self._slope(step.batch, step.settings)
-        watched = _with_norm(slope).tolist()
+        slope = self._slope(self._networks, step.batch, step.settings)
+        watched = with_norm(slope).tolist()
         check_finite(watched[0], watched[-1], step)
         shrinking = self._max_norm / (watched[-1] + 1e-6)
         if shrinking < 1.0:
@@ -162,42 +141,23 @@ class Descent:
 
     def _move_compiled(self, step: GradientStep) -> TakenStep:
         if self._settings[0] != step.settings:
-            self._settings = step.settings, {name: torch.tensor(value) for name, value in step.settings.items()}
-        size = len(step.batch["actions"])
-        if size in self._compiled:
-            numbers, errors = self._compiled[size](step.batch, self._settings[1])
-        else:
+            self._settings = step.settings, [torch.tensor(value) for value in step.settings.values()]
+        fields = list(step.batch.values())
+        inputs = [*self._state, *fields, *self._settings[1]]
+        like = (len(fields[0]), *map(Tensor.stride, fields))
+        if like not in self._compiled:
             try:
-                numbers, errors = self._compile(step.batch, self._settings[1])
+                self._compiled[like] = load_step(self._whole_step(step), inputs, str(self._compile_as))
             except Exception as error:
                 warnings.warn(f"compiling failed ({told(error)[:200]}): updates run eagerly", stacklevel=2)
-                self._compiles = False
+                self._compile_as = None
                 return self._move(step)
+        numbers, *errors = self._compiled[like].run(inputs)
         watched = numbers.tolist()
         check_finite(watched[0], watched[-1], step)
-        return TakenStep(watched, errors)
+        return TakenStep(watched, errors[0] if errors else None)
 
-    def _compile(self, batch: Batch, settings: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Take the first compiled step, which compiles it."""
-        began = time.perf_counter()
-        # The compiler keeps its results with a function's code: without guards, each needs a code of its own.
-        code = Descent._move_whole.__code__.replace()
-        function = FunctionType(code, Descent._move_whole.__globals__)
-        compiled: Any = torch.compile(
-            MethodType(function, self), fullgraph=True, dynamic=False, options={"guard_filter_fn": _without_guards}
+    def _whole_step(self, step: GradientStep) -> WholeStep:
+        return WholeStep(
+            self._slope, self._layouts, tuple(step.batch), tuple(step.settings), self.adam.eps, self._max_norm
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what the compiler thinks of itself
-            result: tuple[Tensor, Tensor | None] = compiled(batch, settings)
-        self._compiled[len(batch["actions"])] = compiled
-        remember_compiling(time.perf_counter() - began)
-        return result
-
-    def _move_whole(self, batch: Batch, settings: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """One graph: slope, clipping, Adam; a step that is not finite leaves everything as it is."""
-        slope = self._slope(batch, settings)
-        watched = _with_norm(slope)
-        shrinking = torch.clamp(self._max_norm / (watched[-1] + 1e-6), max=1.0)
-        accepted = torch.isfinite(watched[0] + watched[-1])
-        self.adam.update(slope.gradient * shrinking, settings["learning_rate"], accepted)
-        return watched, slope.errors

@@ -8,7 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 from rl_training.algorithms.base import Batch, Correlation, GradientStep, LearnerParams, LearnerSetup, UpdateResult
-from rl_training.algorithms.optim import Descent, Settings, Slope, mean_numbers
+from rl_training.algorithms.optim import Descent, mean_numbers
+from rl_training.algorithms.whole_step import Networks, Settings, Slope
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Problem
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
@@ -149,7 +150,11 @@ class PPOLearner:
         self.total_timesteps = setup.total_timesteps
         self._stream = setup.stream  # orders the minibatches
         self._descent = Descent(
-            policy.params.flat, self._slope, eps=params.adam_eps, max_norm=params.max_grad_norm, compiled=setup.compiled
+            {"policy": policy.params},
+            self._slope,
+            eps=params.adam_eps,
+            max_norm=params.max_grad_norm,
+            compile_as=setup.compile_as,
         )
         self._rewards = RewardNormalizer(params.gamma, enabled=params.normalize_rewards)
 
@@ -215,8 +220,8 @@ class PPOLearner:
         batch["obs"] = self.policy.encoder.encode_tensor(batch["obs"])
         return batch
 
-    def _slope(self, batch: Batch, settings: Settings) -> Slope:
-        params = self.policy.params.tensors()
+    def _slope(self, networks: Networks, batch: Batch, settings: Settings) -> Slope:
+        params = networks["policy"]
         evaluation = self.policy.evaluate(params, batch["obs"], batch["actions"])
         watched, slopes = ppo_loss(evaluation.output, batch, self.params, settings["clip_coef"])
         return Slope(self.policy.gradient(params, evaluation, slopes), watched)

@@ -16,7 +16,8 @@ from rl_training.algorithms.base import (
     OffPolicyParams,
     UpdateResult,
 )
-from rl_training.algorithms.optim import Descent, FlatAdam, Settings, Slope, mean_numbers
+from rl_training.algorithms.optim import Descent, FlatAdam, mean_numbers
+from rl_training.algorithms.whole_step import Networks, Settings, Slope
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Float, PositiveInt
@@ -45,7 +46,7 @@ class SACParams(OffPolicyParams):
     """Critic updates per update of actor and temperature, which is then repeated that often."""
 
 
-def soft_targets(batch: Batch, next_values: Tensor, next_logprobs: Tensor, alpha: Tensor) -> Tensor:
+def soft_targets(batch: Batch, next_values: Tensor, next_logprobs: Tensor, alpha: float | Tensor) -> Tensor:
     """Reward plus the discounted soft value: the lower of the two target critics, and the entropy bonus."""
     soft_values = next_values.min(dim=0).values - alpha * next_logprobs
     return batch["rewards"] + batch["discounts"] * soft_values
@@ -58,7 +59,7 @@ def critic_loss(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return 0.5 * errors.square().sum() / size, errors / size
 
 
-def actor_loss(values: Tensor, logprobs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+def actor_loss(values: Tensor, logprobs: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
     """What the actor minimises, and its slopes in the values [critic, batch]: only the lower critic counts.
 
     It is temperature times log-prob, minus that critic; so the slope in every log-prob is alpha / batch.
@@ -82,8 +83,10 @@ class SACLearner:
         self._device = self._target.flat.device
         start = 1.0 if params.alpha == "auto" else params.alpha
         self._log_alpha = torch.tensor([start], device=self._device).log()
-        self._actor_descent = Descent(policy.params.flat, self._actor_slope, compiled=setup.compiled)
-        self._critic_descent = Descent(critics.params.flat, self._critic_slope, compiled=setup.compiled)
+        networks = {"actor": policy.params, "critics": critics.params}
+        self._actor_descent = Descent(networks, self._actor_slope, compile_as=setup.compile_as)
+        networks = {"critics": critics.params, "target": self._target, "actor": policy.params}
+        self._critic_descent = Descent(networks, self._critic_slope, compile_as=setup.compile_as)
         self._alpha_optimizer = FlatAdam(self._log_alpha)
         self.normalizer = ExperienceNormalizer(policy.encoder, params)
         self._num_updates = 0
@@ -120,7 +123,8 @@ class SACLearner:
     def _draw_and_take(self, name: str, batch: Batch, learning_rate: float) -> list[float]:
         noise = self._stream.standard_normal(batch["actions"].shape, dtype=np.float32)
         batch = {**batch, "noise": torch.from_numpy(noise).to(self._device)}
-        return self.take(GradientStep(name, batch, {"learning_rate": learning_rate}))
+        settings = {"learning_rate": learning_rate, "alpha": self._log_alpha.exp().item()}
+        return self.take(GradientStep(name, batch, settings))
 
     def take(self, step: GradientStep) -> list[float]:
         """One gradient step, of the critics or of actor and temperature; loss, value or entropy, gradient norm."""
@@ -135,26 +139,23 @@ class SACLearner:
             self._alpha_optimizer.step(gradient, step.settings["learning_rate"])
         return watched
 
-    def _critic_slope(self, batch: Batch, settings: Settings) -> Slope:
+    def _critic_slope(self, networks: Networks, batch: Batch, settings: Settings) -> Slope:
         """Of the error of both critics against the soft targets."""
-        del settings
-        critics = self.critics.params.tensors()
-        following = self.policy.sample(self.policy.params.tensors(), batch["next_obs"], batch["noise"])
-        next_values = self.critics.forward(self._target.tensors(), batch["next_obs"], following.actions)
-        targets = soft_targets(batch, next_values, following.logprobs, self._log_alpha.exp())
+        critics = networks["critics"]
+        following = self.policy.sample(networks["actor"], batch["next_obs"], batch["noise"])
+        next_values = self.critics.forward(networks["target"], batch["next_obs"], following.actions)
+        targets = soft_targets(batch, next_values, following.logprobs, settings["alpha"])
         trace = self.critics.trace(critics, batch["obs"], batch["actions"])
         values = trace[-1].squeeze(2)
         loss, slopes = critic_loss(values, targets)
         return Slope(self.critics.gradient(critics, trace, slopes), torch.stack([loss, values.mean()]))
 
-    def _actor_slope(self, batch: Batch, settings: Settings) -> Slope:
+    def _actor_slope(self, networks: Networks, batch: Batch, settings: Settings) -> Slope:
         """Of how far the actor is from the critics' maximum; its entropy is watched."""
-        del settings
-        actor, critics = self.policy.params.tensors(), self.critics.params.tensors()
+        actor, critics, alpha = networks["actor"], networks["critics"], settings["alpha"]
         actor_trace = self.policy.network.trace(actor, batch["obs"])
         draw = SquashedDraw(actor_trace[-1], batch["noise"])
         critic_trace = self.critics.trace(critics, batch["obs"], draw.actions)
-        alpha = self._log_alpha.exp()
         loss, value_slopes = actor_loss(critic_trace[-1].squeeze(2), draw.logprobs, alpha)
         action_slopes = self.critics.action_slopes(critics, critic_trace, value_slopes)
         output_slopes = draw.backward(action_slopes, alpha / len(draw.logprobs))

@@ -22,8 +22,8 @@ class HostedParams:
         self.arrays: dict[str, FloatArray] = self.layout.arrays(self._host.numpy())
 
     def tensors(self) -> dict[str, Tensor]:
-        """The named views of the flat vector; a graph makes its own, since its inputs must not overlap."""
-        return self.layout.tensors(self.flat) if torch.compiler.is_compiling() else self._views
+        """The named views of the flat vector, which stay the same."""
+        return self._views
 
     def twin(self) -> "HostedParams":
         """The same names and values in memory of their own."""

@@ -37,7 +37,7 @@ class SquashedDraw:
         correction = 2.0 * (math.log(2.0) - unbounded - functional.softplus(-2.0 * unbounded))
         self.logprobs = (gaussian - correction).sum(dim=1)
 
-    def backward(self, action_slopes: Tensor, logprob_slope: Tensor) -> Tensor:
+    def backward(self, action_slopes: Tensor, logprob_slope: float | Tensor) -> Tensor:
         """Slopes of a loss in the outputs, from those in the actions [batch, dim] and in every log-prob.
 
         With u = mean + std * noise: d action / d u = 1 - action^2, and d log-prob / d u = 2 action.

@@ -39,7 +39,7 @@ def build_ppo_learner(
     noise = build_noise(stream, action_space, correlation=params.noise_correlation, num_envs=config.num_envs)
     policy = ActorCritic(observation_space, action_space, network, noise)
     policy.initialise(make_torch_generator(config.seed, "initialisation"), params.log_std_init)
-    setup = learner_setup(config, make_stream(config.seed, "minibatches"))
+    setup = learner_setup(config, make_stream(config.seed, "minibatches"), observation_space, action_space)
     return PPOLearner(policy, params, setup)
 
 

@@ -37,7 +37,7 @@ def build_sac_learner(
     generator = make_torch_generator(config.seed, "initialisation")
     policy.initialise(generator)
     critics.initialise(generator)
-    setup = learner_setup(config, make_stream(config.seed, "update_noise"))
+    setup = learner_setup(config, make_stream(config.seed, "update_noise"), observation_space, action_space)
     return SACLearner(policy, critics, params, setup)
 
 

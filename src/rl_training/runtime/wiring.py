@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from gymnasium import spaces
 
 from rl_training.algorithms.base import LearnerParams, LearnerSetup
 from rl_training.compiling import compiling_pays
@@ -36,9 +37,10 @@ def with_resolved_compile(config: TrainConfig, params: StrictModel) -> TrainConf
     return config.model_copy(update={"compile": "on" if pays else "off"})
 
 
-def learner_setup(config: TrainConfig, stream: np.random.Generator) -> LearnerSetup:
-    """What a learner gets from a run with this config."""
-    return LearnerSetup(config.total_timesteps, stream, compiled=config.compile == "on")
+def learner_setup(config: TrainConfig, stream: np.random.Generator, *given_spaces: spaces.Space[Any]) -> LearnerSetup:
+    """What a learner for these spaces gets from a run with this config."""
+    described = repr((config.algo, sorted(config.algo_kwargs.items()), given_spaces))
+    return LearnerSetup(config.total_timesteps, stream, compile_as=described if config.compile == "on" else None)
 
 
 class TrainFn(Protocol):
