@@ -38,13 +38,16 @@ class UniformSampler:
 
     def __init__(self, stream: np.random.Generator) -> None:
         self._stream = stream
+        self._weights: Weights = np.ones(0, np.float32)  # of the newest draw, the same for the next one of its size
 
     def added(self, rows: Index) -> None:
         """Nothing to note."""
 
     def draw(self, batch_size: int, size: int) -> Draw:
         """Uniform rows of weight 1."""
-        return Draw(self._stream.integers(size, size=batch_size), np.ones(batch_size, np.float32))
+        if len(self._weights) != batch_size:
+            self._weights = np.ones(batch_size, np.float32)
+        return Draw(self._stream.integers(size, size=batch_size), self._weights)
 
     def state_dict(self) -> dict[str, Any]:
         """The stream."""

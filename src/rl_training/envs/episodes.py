@@ -84,7 +84,7 @@ class EpisodeTracker:
 
     def begin_step(self, actions: Any) -> Array:
         """The actions [env, ...], in memory of their own; refuses envs that have ended or that a failed step left."""
-        if self.ended.any():
+        if np.count_nonzero(self.ended):  # `any` takes several times as long
             raise TrainingStateError(f"envs {np.flatnonzero(self.ended).tolist()} have ended: reset them first")
         if self.out_of_step:
             raise TrainingStateError("a step or reset failed halfway: reset or restore all envs first")
@@ -105,7 +105,7 @@ class EpisodeTracker:
         self._history.append(actions)
         if len(self._history) > 2 * self.max_replayed_steps:
             self._forget_actions()
-        if not ended.any():
+        if not np.count_nonzero(ended):
             return {}
         self.ended = ended.copy()
         elapsed = np.round(time.perf_counter() - self._started_at, 6)

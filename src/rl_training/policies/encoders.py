@@ -56,6 +56,8 @@ class Encoder:
         """Features [batch, size] of stored observations [batch, ...]."""
         if self._start is not None:
             features = torch.nn.functional.one_hot(obs - self._start, self.size).float()
+        elif obs.dtype is torch.float32 and obs.dim() == 2:
+            features = obs
         else:
             features = obs.reshape(len(obs), self.size).float()
         if self._highest != 1.0:

@@ -99,6 +99,6 @@ class QNetwork:
 def explore(greedy: Array, num_actions: int, epsilon: float, stream: np.random.Generator) -> Array:
     """Replace each action by a uniform one with probability `epsilon`."""
     explores = stream.random(len(greedy)) < epsilon
-    if not explores.any():
+    if not np.count_nonzero(explores):  # `any` takes several times as long
         return greedy
     return np.where(explores, stream.integers(num_actions, size=len(greedy)), greedy)
