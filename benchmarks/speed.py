@@ -23,6 +23,8 @@ from typing import Any
 from speed_common import ROWS, Growth, Job, Measurement, Report, Row, Side, Split
 from speed_report import (
     draw_chart,
+    draw_growth,
+    growth_chart,
     growth_table,
     load_report,
     missed_bars,
@@ -190,6 +192,8 @@ def publish(report: Report, args: argparse.Namespace) -> None:
         save_report(args.output, report)
     if args.chart:
         draw_chart(args.chart, report)
+    if args.chart and report.growth:
+        draw_growth(growth_chart(args.chart), report)
     if args.document:
         write_document(args.document, report, args.chart)
 
@@ -206,7 +210,7 @@ def main() -> int:
             print(f"{row_table(report, name)}\n")
     else:
         with tempfile.TemporaryDirectory() as cache:  # compiled code: made in the first round, found in the others
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+            os.environ["XDG_CACHE_HOME"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
             report = measure_all(args)
     publish(report, args)
     if args.gate is None:

@@ -191,6 +191,8 @@ class Measurement:
     peak_memory_mb: float
     episode_return: float | None
     """Mean of the last training episodes, up to 100; none: no episode ended."""
+    children_memory_mb: float = 0.0
+    """Of the largest process that this one started, as to compile."""
 
 
 @dataclass(frozen=True)
@@ -297,11 +299,12 @@ def make_measurement(
         steady_cpu_seconds=round(cpu, 4),
         steps_per_wall_second=round(steps / wall, 1),
         steps_per_cpu_second=round(steps / cpu, 1),
-        peak_memory_mb=round(_peak_memory_bytes() / 2**20, 1),
+        peak_memory_mb=_peak_memory_mb(resource.RUSAGE_SELF),
         episode_return=None if episode_return is None else round(episode_return, 2),
+        children_memory_mb=_peak_memory_mb(resource.RUSAGE_CHILDREN),
     )
 
 
-def _peak_memory_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes everywhere but on macOS
+def _peak_memory_mb(who: int) -> float:
+    peak = resource.getrusage(who).ru_maxrss
+    return round((peak if sys.platform == "darwin" else peak * 1024) / 2**20, 1)  # kilobytes everywhere but on macOS

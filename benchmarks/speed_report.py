@@ -251,6 +251,28 @@ def draw_chart(path: Path, report: Report) -> None:
     figure.savefig(path, dpi=120)
 
 
+def draw_growth(path: Path, report: Report) -> None:
+    """One panel per quantity that grows, both axes by powers of ten; a line per side."""
+    from matplotlib.figure import Figure
+
+    quantities = list(dict.fromkeys(each.quantity for each in report.growth))
+    figure = Figure(figsize=(3.0 * len(quantities), 3.0), layout="constrained")
+    for axes, quantity in zip(figure.subplots(1, len(quantities), squeeze=False)[0], quantities, strict=True):
+        points = [each for each in report.growth if each.quantity == quantity]
+        for side in dict.fromkeys(each.side for each in points):
+            line = [each for each in points if each.side == side]
+            axes.plot([each.size for each in line], [each.value for each in line], "o-", label=SIDE_NAMES[side])
+        axes.set(xscale="log", yscale="log", title=quantity, ylabel=points[0].unit)
+        axes.legend(fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def growth_chart(chart: Path) -> Path:
+    """Where the curves of growth are drawn, beside the chart of ratios."""
+    return chart.with_stem(f"{chart.stem}_growth")
+
+
 def _short_title(name: str) -> str:
     row = row_named(name)
     return f"{row.algo.upper()} {row.env_id.partition('-')[0]}"
@@ -273,7 +295,8 @@ not measured.
 - **threads**: each side is measured with these numbers of torch threads ({threads}), and counts with the better one.
 - **ratio**: ours over SB3 within one round, by CPU time, or by wall time where the table says so; median over the
   rounds, with the lowest and the highest. The sides alternate within a round, and change order from round to round.
-- **memory**: the highest resident size of the process.
+- **memory**: the highest resident size of the process. Another one compiles, in the first run of its kind only, and is
+  not counted: with its compiler it took up to {compiling:,.0f} MB.
 - **return**: mean over the last training episodes of a run (up to 100), then over all runs of a side, each of which has
   a seed of its own. A ratio does not count when our return is lower than SB3's by more than {tolerance:.0%} of its
   absolute value and by more than two standard errors of the difference. This is judged at the full budget only.
@@ -283,10 +306,11 @@ not measured.
 def write_document(path: Path, report: Report, chart: Path | None) -> None:
     """The page: what was measured, on what, and how."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document(report, os.path.relpath(chart, path.parent) if chart else None))
+    charts = [chart, growth_chart(chart)] if chart else []
+    path.write_text(document(report, [os.path.relpath(each, path.parent) for each in charts]))
 
 
-def document(report: Report, chart_link: str | None) -> str:
+def document(report: Report, chart_links: Sequence[str] = ()) -> str:
     """The page as Markdown; says nothing that the measurements do not."""
     threads = sorted({each.threads for each in report.measurements})
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
@@ -297,14 +321,18 @@ def document(report: Report, chart_link: str | None) -> str:
         "`benchmarks/results/speed.json`. Ours is this package, SB3 is Stable-Baselines3.",
         f"{report.date}. {machine}. {versions}. Rounds: {report.rounds}; "
         f"budgets: {report.steps_scale:g} times the full ones.",
-        *([f"![Ratios of all rows]({chart_link})"] if chart_link else []),
+        *(f"![Ratios of all rows]({link})" for link in chart_links[:1]),
         "## Ratios",
         *(f"### {row_table(report, name)}" for name in report.row_names()),
         _bars_in_words(report),
         "## How it is measured",
-        _METHOD.format(threads=", ".join(str(number) for number in threads), tolerance=TOLERANCE).strip(),
+        _METHOD.format(
+            threads=", ".join(str(number) for number in threads),
+            tolerance=TOLERANCE,
+            compiling=max((each.children_memory_mb for each in report.measurements), default=0.0),
+        ).strip(),
     ]
-    return "\n\n".join([*sections, *_split_section(report), *_growth_section(report)]) + "\n"
+    return "\n\n".join([*sections, *_split_section(report), *_growth_section(report, chart_links[1:])]) + "\n"
 
 
 def _bars_in_words(report: Report) -> str:
@@ -330,12 +358,13 @@ def _split_section(report: Report) -> list[str]:
     ]
 
 
-def _growth_section(report: Report) -> list[str]:
+def _growth_section(report: Report, chart_links: Sequence[str]) -> list[str]:
     if not report.growth:
         return []
     return [
         "## How it grows",
         "PPO on CartPole-v1 with more envs (256 steps each, minibatch 256, 4 epochs); the time of one gradient step "
         "with wider networks (two hidden layers, batch 256); the time to draw a batch of 64 from a full replay buffer.",
+        *(f"![Curves of growth]({link})" for link in chart_links),
         growth_table(report),
     ]

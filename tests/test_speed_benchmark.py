@@ -16,6 +16,8 @@ from speed_report import (
     compare,
     document,
     draw_chart,
+    draw_growth,
+    growth_chart,
     learns_as_well,
     load_report,
     missed_bars,
@@ -238,7 +240,7 @@ def test_a_saved_report_is_read_back_and_holds_its_medians(tmp_path: Path) -> No
 
 def test_the_page_has_every_number_and_no_empty_section() -> None:
     bare = report_of(measured("A1", "sb3", (100.0,)), measured("A1", "eager", (320.0,)))
-    page = document(bare, None)
+    page = document(bare)
     assert "| ours, eager | 1 | 160 | 320 | 3.20 | 3.20 to 3.20 | 1.0 | 2.0 (2.0) | 300 | 100.0 | yes |" in page
     assert "- A1 compiled: not measured, the bar is 5" in page
     assert "torch 2" in page
@@ -248,8 +250,8 @@ def test_the_page_has_every_number_and_no_empty_section() -> None:
         splits=[Split("A1", "eager", dict.fromkeys(PARTS, 20.0), 30.0, 0.4, 5.0, 3.0)],
         growth=[Growth("PPO envs", 256, "eager", 54_321.0, "env steps per second")],
     )
-    page = document(full, "speed.png")
-    assert "(speed.png)" in page
+    page = document(full, ["speed.png", "speed_growth.png"])
+    assert page.index("(speed.png)") < page.index("How it grows") < page.index("(speed_growth.png)")
     assert "| A1 | ours, eager | 20 | 20 | 20 | 20 | 20 | 30.0 | 5.0 | 3.0 |" in page
     assert "| PPO envs | 256 | ours, eager | 54,321 | env steps per second |" in page
 
@@ -257,8 +259,12 @@ def test_the_page_has_every_number_and_no_empty_section() -> None:
 def test_the_chart_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     report = report_of(measured("A1", "sb3", (100.0,)), measured("A1", "eager", (320.0,)))
-    draw_chart(tmp_path / "docs" / "speed.png", report)
-    assert (tmp_path / "docs" / "speed.png").stat().st_size > 1_000
+    chart = tmp_path / "docs" / "speed.png"
+    draw_chart(chart, report)
+    sides: tuple[Side, ...] = ("eager", "compiled")
+    growth = [Growth("PPO envs", size, side, 9.0 * size, "steps/s") for size in (1, 256) for side in sides]
+    draw_growth(growth_chart(chart), replace(report, growth=[*growth, Growth("replay", 10, "eager", 5.0, "us")]))
+    assert all(path.stat().st_size > 1_000 for path in (chart, tmp_path / "docs" / "speed_growth.png"))
 
 
 def test_unknown_rows_and_files_are_refused(
