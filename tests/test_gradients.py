@@ -10,7 +10,9 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional
 
-from rl_training.algorithms.base import Batch
+from rl_training.algorithms.base import Batch, GradientStep
+from rl_training.algorithms.optim import Descent
+from rl_training.algorithms.whole_step import Networks, Settings, Slope
 from rl_training.experiment.config import TrainConfig
 from rl_training.policies.host import HostedParams
 from rl_training.runtime.dqn_trainer import build_dqn_learner
@@ -197,3 +199,18 @@ def test_a_network_acts_and_learns_through_the_same_function() -> None:
     acting = learner.policy.actor.forward_array(learner.policy.params.arrays, obs.numpy())
     learning = learner.policy.actor.forward(learner.policy.params.tensors(), obs)
     np.testing.assert_allclose(acting, learning.numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_a_slope_may_come_from_automatic_differentiation() -> None:
+    params = HostedParams({"weights": (16,)}, torch.device("cpu"))
+
+    def slope(networks: Networks, batch: Batch, _: Settings) -> Slope:
+        def loss(named: Params) -> Tensor:
+            return (named["weights"] - batch["actions"]).square().sum()
+
+        gradients, value = torch.func.grad_and_value(loss)(dict(networks["net"]))
+        return Slope(params.layout.join(gradients), value.reshape(1))
+
+    step = GradientStep("step", {"actions": torch.ones(16)}, {"learning_rate": 0.1})
+    assert Descent({"net": params}, slope).take(step).watched == [16.0, 8.0]  # the norm of 16 slopes of -2
+    assert params.flat.tolist() == pytest.approx([0.1] * 16)

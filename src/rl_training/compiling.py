@@ -4,8 +4,8 @@ import json
 import os
 from pathlib import Path
 
-_SAVED_PER_STEP = 1e-4  # seconds per gradient step, measured on one core
-_SAVED_PER_UNIT = 1.2e-8  # seconds per transition and unit of a layer, which fused operations touch less often
+_SAVED_PER_STEP = 2e-4  # seconds per gradient step, measured on one core
+_SAVED_PER_UNIT = 1.5e-8  # seconds per transition and unit of a layer, which fused operations touch less often
 _UNKNOWN_SECONDS = 40.0  # what compiling is taken to cost where it has not been seen yet
 
 
