@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -90,10 +91,11 @@ def _compile_elsewhere(step: WholeStep, inputs: Sequence[Tensor], package: Path)
     if done.returncode != 0:
         draft.unlink(missing_ok=True)
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise RuntimeError(lines[-1] if lines else exit_told(done.returncode))
+        raise RuntimeError(lines[-1].removeprefix("RuntimeError: ") if lines else exit_told(done.returncode))
     draft.replace(package)
-    for old in sorted(package.parent.glob("*.pt2"), key=os.path.getmtime)[:-_KEPT_PACKAGES]:
-        old.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):  # another process does the same
+        for old in sorted(package.parent.glob("*.pt2"), key=os.path.getmtime)[:-_KEPT_PACKAGES]:
+            old.unlink()
 
 
 def _compile_here(order: bytes, package: Path) -> None:
