@@ -295,8 +295,7 @@ not measured.
 - **threads**: each side is measured with these numbers of torch threads ({threads}), and counts with the better one.
 - **ratio**: ours over SB3 within one round, by CPU time, or by wall time where the table says so; median over the
   rounds, with the lowest and the highest. The sides alternate within a round, and change order from round to round.
-- **memory**: the highest resident size of the process. Another one compiles, in the first run of its kind only, and is
-  not counted: with its compiler it took up to {compiling:,.0f} MB.
+- **memory**: the highest resident size of the process.{compiling}
 - **return**: mean over the last training episodes of a run (up to 100), then over all runs of a side, each of which has
   a seed of its own. A ratio does not count when our return is lower than SB3's by more than {tolerance:.0%} of its
   absolute value and by more than two standard errors of the difference. This is judged at the full budget only.
@@ -329,10 +328,20 @@ def document(report: Report, chart_links: Sequence[str] = ()) -> str:
         _METHOD.format(
             threads=", ".join(str(number) for number in threads),
             tolerance=TOLERANCE,
-            compiling=max((each.children_memory_mb for each in report.measurements), default=0.0),
+            compiling=_compiling_memory(report),
         ).strip(),
     ]
     return "\n\n".join([*sections, *_split_section(report), *_growth_section(report, chart_links[1:])]) + "\n"
+
+
+def _compiling_memory(report: Report) -> str:
+    most = max((each.children_memory_mb for each in report.measurements if each.side == "compiled"), default=0.0)
+    if not most:
+        return ""
+    return (
+        " Another one compiles, in the first run of its kind\n"
+        f"  only, and is not counted: the largest of its compiler's processes took {most:,.0f} MB."
+    )
 
 
 def _bars_in_words(report: Report) -> str:

@@ -117,16 +117,16 @@ class Descent:
         self._slope = slope
         self._max_norm = max_norm
         self._compile_as = compile_as
-        self._compiled: dict[tuple[Any, ...], CompiledStep] = {}  # by size and strides of the batch
+        self._compiled: dict[tuple[Any, ...], CompiledStep] = {}  # by names, size and strides of the inputs
         self._settings: tuple[dict[str, float], list[Tensor]] = ({}, [])  # of the newest step, also as tensors
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is compiled, which belongs to this process."""
-        return {**vars(self), "_compiled": {}}
+        """Without the views of the parameters and what is compiled, which belong to this process."""
+        return {**vars(self), "_state": [], "_networks": {}, "_settings": ({}, []), "_compiled": {}}
 
     def take(self, step: GradientStep) -> TakenStep:
         """Take one step, unless it is not finite."""
-        return self._move(step) if self._compile_as is None else self._move_compiled(step)
+        return self._move(step) if self._compile_as is None else self._move_compiled(step, self._compile_as)
 
     @torch.inference_mode()
     def _move(self, step: GradientStep) -> TakenStep:
@@ -139,15 +139,15 @@ class Descent:
         self.adam.step(slope.gradient, step.settings["learning_rate"])
         return TakenStep(watched, slope.errors)
 
-    def _move_compiled(self, step: GradientStep) -> TakenStep:
+    def _move_compiled(self, step: GradientStep, compile_as: str) -> TakenStep:
         if self._settings[0] != step.settings:
-            self._settings = step.settings, [torch.tensor(value) for value in step.settings.values()]
+            self._settings = dict(step.settings), [torch.tensor(value) for value in step.settings.values()]
         fields = list(step.batch.values())
         inputs = [*self._state, *fields, *self._settings[1]]
-        like = (len(fields[0]), *map(Tensor.stride, fields))
+        like = (len(fields[0]), *step.batch, *step.settings, *map(Tensor.stride, fields))
         if like not in self._compiled:
             try:
-                self._compiled[like] = load_step(self._whole_step(step), inputs, str(self._compile_as))
+                self._compiled[like] = load_step(self._whole_step(step), inputs, compile_as)
             except Exception as error:
                 warnings.warn(f"compiling failed ({told(error)[:200]}): updates run eagerly", stacklevel=2)
                 self._compile_as = None

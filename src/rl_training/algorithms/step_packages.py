@@ -3,8 +3,10 @@
 Run as a module, this is that process: it reads a pickled step and inputs like those to come, and writes a package.
 """
 
+import fcntl
 import hashlib
 import inspect
+import io
 import os
 import pickle
 import platform
@@ -15,7 +17,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ from torch import Tensor
 from rl_training.algorithms.whole_step import SlopeFn, WholeStep
 from rl_training.compiling import cache_dir, remember_compiling
 from rl_training.errors import exit_told, told
+from rl_training.policies.host import HostedParams
 
 _KEPT_PACKAGES = 100  # of about 2 MB
 
@@ -37,28 +40,41 @@ class CompiledStep(Protocol):
 def load_step(step: WholeStep, inputs: Sequence[Tensor], compile_as: str) -> CompiledStep:
     """The compiled step for inputs like these; compiled now, unless a run that `compile_as` describes has done so."""
     package = cache_dir() / "steps" / f"{package_key(step, inputs, compile_as)}.pt2"
-    if not package.exists():
+    package.parent.mkdir(parents=True, exist_ok=True)
+    with package.with_suffix(".lock").open("w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)  # of several runs that begin together, one compiles
+        if package.exists():
+            os.utime(package)  # the packages used last are kept
+            try:
+                return _load(package)
+            except Exception:
+                package.unlink()  # damaged
         began = time.perf_counter()
         _compile_elsewhere(step, inputs, package)
         remember_compiling(time.perf_counter() - began)
-    try:
-        loaded: CompiledStep = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)
-    except Exception:
-        package.unlink()  # damaged: the next run compiles it again
-        raise
+        return _load(package)
+
+
+def _load(package: Path) -> CompiledStep:
+    loaded: CompiledStep = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)
     return loaded
 
 
 def package_key(step: WholeStep, inputs: Sequence[Tensor], compile_as: str) -> str:
     """Equal for steps whose packages are: same description, same inputs, same code, same processor."""
+    slope = getattr(step.slope, "__module__", ""), getattr(step.slope, "__qualname__", type(step.slope))
     layouts = [(name, layout.shapes) for name, layout in step.layouts.items()]
-    like = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in inputs]
+    like = [(tensor.shape, tensor.stride(), tensor.dtype, _device_name(tensor.device)) for tensor in inputs]
     versions = torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), platform.machine()
-    parts = compile_as, layouts, step.batch, step.settings, step.eps, step.max_norm, like, versions, _processor()
+    parts = compile_as, slope, layouts, step.batch, step.settings, step.eps, step.max_norm, like, versions, _processor()
     summary = hashlib.sha256(repr(parts).encode())
     for path in _sources(step.slope):
         summary.update(path.read_bytes())
     return summary.hexdigest()[:32]
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def _processor() -> str:
@@ -71,31 +87,48 @@ def _processor() -> str:
 
 
 def _sources(slope: SlopeFn) -> Iterator[Path]:
-    """The code that a step consists of: ours, and the file of a slope from elsewhere."""
+    """The code that a step consists of: ours, and the file of a slope from elsewhere with all of its package."""
     rooms = Path(__file__).parents[1]
-    own = [*sorted(rooms.glob("algorithms/*.py")), *sorted(rooms.glob("policies/*.py"))]
-    yield from own
-    defined_in = getattr(inspect.getmodule(slope), "__file__", None)
-    if defined_in and Path(defined_in) not in own:
-        yield Path(defined_in)
+    yield from sorted([*rooms.glob("algorithms/*.py"), *rooms.glob("policies/*.py")])
+    module = inspect.getmodule(slope)
+    if module and module.__file__ and not module.__name__.startswith(f"{rooms.name}."):
+        package = sys.modules[module.__name__.partition(".")[0]]
+        places = getattr(package, "__path__", ())
+        yield from sorted({Path(module.__file__), *(path for place in places for path in Path(place).rglob("*.py"))})
+
+
+class _Order(pickle.Pickler):
+    """Pickles a step without the values of its parameters, which its inputs hold."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Send parameters as their shapes."""
+        if isinstance(obj, HostedParams):
+            return HostedParams, (obj.layout.shapes, obj.flat.device)
+        return NotImplemented
 
 
 def _compile_elsewhere(step: WholeStep, inputs: Sequence[Tensor], package: Path) -> None:
     """Let another process compile, which Ctrl-C does not reach: an update that has begun is finished."""
-    package.parent.mkdir(parents=True, exist_ok=True)
-    draft = package.with_name(f"{package.stem}.{os.getpid()}.pt2")
+    draft = package.with_suffix(f".{os.getpid()}")
     command = [sys.executable, "-m", __name__, str(draft)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place for place in sys.path if place)}
-    order = pickle.dumps((step, tuple(inputs), torch.get_num_threads()))
-    done = subprocess.run(command, input=order, capture_output=True, env=environment, start_new_session=True)
-    if done.returncode != 0:
+    order = io.BytesIO()
+    _Order(order).dump((step, tuple(inputs), torch.get_num_threads()))
+    try:
+        done = subprocess.run(
+            command, input=order.getvalue(), capture_output=True, env=environment, start_new_session=True
+        )
+        if done.returncode != 0:
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            told_by_itself = lines[-1].removeprefix("RuntimeError: ") if lines and done.returncode > 0 else None
+            raise RuntimeError(told_by_itself or exit_told(done.returncode))
+        draft.replace(package)
+    finally:
         draft.unlink(missing_ok=True)
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise RuntimeError(lines[-1].removeprefix("RuntimeError: ") if lines else exit_told(done.returncode))
-    draft.replace(package)
     with suppress(FileNotFoundError):  # another process does the same
         for old in sorted(package.parent.glob("*.pt2"), key=os.path.getmtime)[:-_KEPT_PACKAGES]:
-            old.unlink()
+            old.with_suffix(".lock").unlink(missing_ok=True)
+            old.unlink(missing_ok=True)
 
 
 def _compile_here(order: bytes, package: Path) -> None:
@@ -115,7 +148,8 @@ def _compile_here(order: bytes, package: Path) -> None:
         exported = torch.export.export(Graph(), inputs, strict=False)
         if exported.constants:
             raise RuntimeError("the slope depends on tensors beside its networks, batch and settings")
-        torch._inductor.aoti_compile_and_package(exported, package_path=str(package))
+        made = torch._inductor.aoti_compile_and_package(exported, package_path=f"{package}.pt2")
+        Path(made).replace(package)
 
 
 def main(arguments: Sequence[str]) -> int:

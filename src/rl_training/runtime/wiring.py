@@ -37,9 +37,14 @@ def with_resolved_compile(config: TrainConfig, params: StrictModel) -> TrainConf
     return config.model_copy(update={"compile": "on" if pays else "off"})
 
 
-def learner_setup(config: TrainConfig, stream: np.random.Generator, *given_spaces: spaces.Space[Any]) -> LearnerSetup:
+def learner_setup(
+    config: TrainConfig,
+    stream: np.random.Generator,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+) -> LearnerSetup:
     """What a learner for these spaces gets from a run with this config."""
-    described = repr((config.algo, sorted(config.algo_kwargs.items()), given_spaces))
+    described = repr((config.algo, sorted(config.algo_kwargs.items()), observation_space, action_space))
     return LearnerSetup(config.total_timesteps, stream, compile_as=described if config.compile == "on" else None)
 
 
