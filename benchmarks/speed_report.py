@@ -262,7 +262,9 @@ def draw_growth(path: Path, report: Report) -> None:
         for side in dict.fromkeys(each.side for each in points):
             line = [each for each in points if each.side == side]
             axes.plot([each.size for each in line], [each.value for each in line], "o-", label=SIDE_NAMES[side])
-        axes.set(xscale="log", yscale="log", title=quantity, ylabel=points[0].unit)
+        values = [each.value for each in points]
+        limits = (0.5 * min(values), 2.0 * max(values))  # what stays the same looks flat
+        axes.set(xscale="log", yscale="log", title=quantity, ylabel=points[0].unit, ylim=limits)
         axes.legend(fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
