@@ -84,6 +84,8 @@ class FlatAdam:
 
 def mean_numbers(names: Iterable[str], watched: Sequence[Sequence[float]]) -> dict[str, int | float]:
     """The named numbers, each averaged over the steps taken."""
+    if len(watched) == 1:
+        return dict(zip(names, watched[0], strict=True))
     return {name: sum(values) / len(values) for name, values in zip(names, zip(*watched, strict=True), strict=True)}
 
 

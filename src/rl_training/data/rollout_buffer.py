@@ -95,7 +95,7 @@ class RolloutBuffer:
             if value is not None:
                 row = self._rows[name]
                 row[self.position] = value if isinstance(row, np.ndarray) else torch.as_tensor(value)
-        if truncated is not None:
+        if truncated is not None and np.count_nonzero(truncated):
             self._keep_last_obs(truncated, last_obs)
         self.position += 1
 

@@ -26,9 +26,10 @@ Some settings were chosen by what these same seeds gave: those of PPO on both la
 MountainCarContinuous by seed 1 mostly, the learning rate of DQN on MountainCar by seeds 1 to 4, after five seeds with a
 constant rate had come to an IQM of -154. Fresh seeds may do somewhat worse: `--seeds 11-15` with `--verify` tells.
 Those of DQN on the lander were chosen by seeds 11 and 12: after 100,000 steps they gave 176 and 13 with RL Zoo's
-settings and a falling rate, 62 and 266 (after 80,000) with double Q-learning too, 176 and 140 with a target that follows
-slowly as well, which is shipped, for more steps. SAC on the continuous lander has no receipt: seed 11 came to 273, but
-of seeds 1 to 4 with the same settings (46, 193, 268, and -1 after 226,000 steps) two learn to hover without landing.
+settings and a falling rate, 62 and 266 (after 80,000) with double Q-learning too, 176 and 140 with a target that
+follows slowly as well, which is shipped, for more steps. SAC on the continuous lander has no receipt: seed 11 came to
+273, but of seeds 1 to 4 with the same settings (46, 193, 268, and -1 after 226,000 steps) two learn to hover without
+landing.
 
 | preset | env steps | seeds | IQM | 95 % interval | every seed | RL Zoo (steps) | wall time, jobs | episodes |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
