@@ -1,6 +1,7 @@
 """Compiled updates: the same maths as eager ones, resumed exactly, used where they pay, and never needed."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from test_exact_resume import SignalAt, train
 
 from rl_training.algorithms.base import Batch, GradientStep
 from rl_training.algorithms.optim import Descent
-from rl_training.algorithms.step_packages import package_key
+from rl_training.algorithms.step_packages import KEPT_PACKAGES, forget_old, package_key
 from rl_training.algorithms.whole_step import Networks, Settings, Slope, WholeStep
 from rl_training.compiling import compiling_pays, remember_compiling
 from rl_training.errors import NonFiniteUpdateError
@@ -137,6 +138,16 @@ def test_a_package_is_only_for_what_it_was_compiled_for() -> None:
 
 
 SMALL, LARGE = 64 * 64, 256 * 256
+
+
+def test_the_packages_used_last_are_kept(tmp_path: Path) -> None:
+    for age in range(KEPT_PACKAGES + 2):
+        package = tmp_path / f"{age:03d}.pt2"
+        package.touch()
+        os.utime(package, (1e9 - age, 1e9 - age))
+    (tmp_path / f"{KEPT_PACKAGES + 1:03d}.lock").touch()
+    forget_old(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{age:03d}.pt2" for age in range(KEPT_PACKAGES)]
 
 
 def test_auto_weighs_the_planned_steps_against_the_time_seen_here(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_training.cores import available_cores, cgroup_cores
+from rl_training.cores import available_cores, cgroup_cores, cpu_features, cpu_name
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,8 @@ def test_the_tightest_control_group_says_how_many_cores_there_are(
 
 def test_there_is_at_least_one_core() -> None:
     assert available_cores() >= 1
+
+
+def test_the_processor_has_a_name_and_its_features_are_not_it() -> None:
+    assert cpu_name()
+    assert cpu_features() != cpu_name()

@@ -18,12 +18,20 @@ def available_cores() -> int:
 
 def cpu_name() -> str:
     """The processor as Linux names it, or its architecture."""
+    return _cpu_info("model name") or platform.machine()
+
+
+def cpu_features() -> str:
+    """The instructions that the processor knows, as Linux lists them; empty elsewhere."""
+    return _cpu_info("flags", "Features")
+
+
+def _cpu_info(*fields: str) -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(fields)), "")
 
 
 def _own_cgroup() -> str:

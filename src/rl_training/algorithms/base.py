@@ -171,8 +171,7 @@ class ExperienceNormalizer:
     def observe(self, obs: Array, rewards: Array, ended: Array) -> None:
         """Take in one step of every env."""
         self._encoder.observe(obs)
-        if self.rewards.enabled:
-            self.rewards.update(rewards[None], ended[None])
+        self.rewards.update(rewards[None], ended[None])
 
     def prepare(self, batch: Batch, device: torch.device) -> Batch:
         """A replayed batch on the learner's device, with features in place of observations and normalised rewards."""

@@ -84,8 +84,6 @@ class FlatAdam:
 
 def mean_numbers(names: Iterable[str], watched: Sequence[Sequence[float]]) -> dict[str, int | float]:
     """The named numbers, each averaged over the steps taken."""
-    if len(watched) == 1:
-        return dict(zip(names, watched[0], strict=True))
     return {name: sum(values) / len(values) for name, values in zip(names, zip(*watched, strict=True), strict=True)}
 
 
@@ -121,10 +119,6 @@ class Descent:
         self._compile_as = compile_as
         self._compiled: dict[tuple[Any, ...], CompiledStep] = {}  # by names, size and strides of the inputs
         self._settings: tuple[dict[str, float], list[Tensor]] = ({}, [])  # of the newest step, also as tensors
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the views of the parameters and what is compiled, which belong to this process."""
-        return {**vars(self), "_state": [], "_networks": {}, "_settings": ({}, []), "_compiled": {}}
 
     def take(self, step: GradientStep) -> TakenStep:
         """Take one step, unless it is not finite."""

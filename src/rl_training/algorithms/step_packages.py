@@ -24,10 +24,11 @@ from torch import Tensor
 
 from rl_training.algorithms.whole_step import SlopeFn, WholeStep
 from rl_training.compiling import cache_dir, remember_compiling
+from rl_training.cores import cpu_features
 from rl_training.errors import exit_told, told
 from rl_training.policies.host import HostedParams
 
-_KEPT_PACKAGES = 100  # of about 2 MB
+KEPT_PACKAGES = 100  # of about 2 MB
 
 
 class CompiledStep(Protocol):
@@ -65,8 +66,9 @@ def package_key(step: WholeStep, inputs: Sequence[Tensor], compile_as: str) -> s
     slope = getattr(step.slope, "__module__", ""), getattr(step.slope, "__qualname__", type(step.slope))
     layouts = [(name, layout.shapes) for name, layout in step.layouts.items()]
     like = [(tensor.shape, tensor.stride(), tensor.dtype, _device_name(tensor.device)) for tensor in inputs]
-    versions = torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), platform.machine()
-    parts = compile_as, slope, layouts, step.batch, step.settings, step.eps, step.max_norm, like, versions, _processor()
+    run_by = torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
+    processor = platform.machine(), cpu_features()
+    parts = compile_as, slope, layouts, step.batch, step.settings, step.eps, step.max_norm, like, run_by, processor
     summary = hashlib.sha256(repr(parts).encode())
     for path in _sources(step.slope):
         summary.update(path.read_bytes())
@@ -75,15 +77,6 @@ def package_key(step: WholeStep, inputs: Sequence[Tensor], compile_as: str) -> s
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-
-
-def _processor() -> str:
-    """What the processor can do, since the compiler makes use of all of it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
 def _sources(slope: SlopeFn) -> Iterator[Path]:
@@ -98,10 +91,12 @@ def _sources(slope: SlopeFn) -> Iterator[Path]:
 
 
 class _Order(pickle.Pickler):
-    """Pickles a step without the values of its parameters, which its inputs hold."""
+    """Pickles a step with the learner whose method its slope is."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Send parameters as their shapes."""
+        """Leave out what is loaded into this process, and send parameters, which a step gets as inputs, as shapes."""
+        if isinstance(obj, torch._C._aoti.AOTIModelPackageLoader):
+            return type(None), ()
         if isinstance(obj, HostedParams):
             return HostedParams, (obj.layout.shapes, obj.flat.device)
         return NotImplemented
@@ -125,8 +120,13 @@ def _compile_elsewhere(step: WholeStep, inputs: Sequence[Tensor], package: Path)
         draft.replace(package)
     finally:
         draft.unlink(missing_ok=True)
+    forget_old(package.parent)
+
+
+def forget_old(packages: Path) -> None:
+    """Keep the packages that were used last."""
     with suppress(FileNotFoundError):  # another process does the same
-        for old in sorted(package.parent.glob("*.pt2"), key=os.path.getmtime)[:-_KEPT_PACKAGES]:
+        for old in sorted(packages.glob("*.pt2"), key=os.path.getmtime)[:-KEPT_PACKAGES]:
             old.with_suffix(".lock").unlink(missing_ok=True)
             old.unlink(missing_ok=True)
 
@@ -148,6 +148,7 @@ def _compile_here(order: bytes, package: Path) -> None:
         exported = torch.export.export(Graph(), inputs, strict=False)
         if exported.constants:
             raise RuntimeError("the slope depends on tensors beside its networks, batch and settings")
+        torch._inductor.config.pattern_matcher = False  # would join products and sums again, and copy every bias
         made = torch._inductor.aoti_compile_and_package(exported, package_path=f"{package}.pt2")
         Path(made).replace(package)
 

@@ -70,7 +70,8 @@ class WholeStep:
         new_steps = steps + 1
         new_mean = torch.lerp(mean, gradient, 1 - ADAM_BETAS[0])
         new_square = torch.lerp(square, gradient.square(), 1 - ADAM_BETAS[1])
-        deviation = (new_square / (1 - ADAM_BETAS[1] ** new_steps)).sqrt() + self.eps
-        moved = flat - learning_rate / (1 - ADAM_BETAS[0] ** new_steps) * new_mean / deviation
+        # Stacked, the two are worked out once, and not again for every few parameters.
+        rate, spread = torch.stack([learning_rate / (1 - ADAM_BETAS[0] ** new_steps), 1 - ADAM_BETAS[1] ** new_steps])
+        moved = flat - rate * new_mean / ((new_square / spread).sqrt() + self.eps)
         for tensor, new in zip(state, (moved, new_mean, new_square, new_steps), strict=True):
             tensor.copy_(torch.where(accepted, new, tensor))

@@ -95,12 +95,12 @@ class RolloutBuffer:
             if value is not None:
                 row = self._rows[name]
                 row[self.position] = value if isinstance(row, np.ndarray) else torch.as_tensor(value)
-        if truncated is not None and np.count_nonzero(truncated):
+        if truncated is not None:
             self._keep_last_obs(truncated, last_obs)
         self.position += 1
 
     def _keep_last_obs(self, truncated: Any, last_obs: Any) -> None:
-        for env in np.flatnonzero(truncated):
+        for env in np.asarray(truncated).nonzero()[0]:
             last = torch.as_tensor(last_obs[env]).to(self.obs.device, self.obs.dtype, copy=True)
             self._last_obs[self.position, int(env)] = last
 

@@ -29,7 +29,7 @@ def has_native(env_id: str) -> bool:
 
 
 class _Pushes(MultiDiscrete):
-    """CartPole's actions, 0 or 1 for every env; Gymnasium's own check takes a sixth of a step's time."""
+    """CartPole's actions, 0 or 1 for every env; Gymnasium's own check takes a fifth of a step's time."""
 
     def contains(self, x: Any) -> bool:
         """Whether every action is one of the two."""

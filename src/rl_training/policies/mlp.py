@@ -16,6 +16,13 @@ Trace = list[Tensor]
 """What a pass leaves behind for the way back: the features, the outputs of every hidden layer, the outputs."""
 
 
+def affine(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`inputs @ weight + bias`, of matrices or of stacks of them."""
+    if torch.compiler.is_compiling():
+        return inputs @ weight + bias  # fused with what follows, where one call for both would copy the bias first
+    return torch.addmm(bias, inputs, weight) if weight.dim() == 2 else torch.baddbmm(bias, inputs, weight)
+
+
 def activate(activation: Activation, inputs: Tensor) -> Tensor:
     """The activations of `inputs`, in their memory."""
     if activation == "relu":
@@ -78,7 +85,7 @@ class MLP:
         """The same pass with all that `backward` needs."""
         trace = [features]
         for weight, bias in self.layers:
-            outputs = torch.addmm(params[bias], trace[-1], params[weight].t())
+            outputs = affine(trace[-1], params[weight].t(), params[bias])
             last = (weight, bias) == self.layers[-1]
             trace.append(outputs if last else activate(self.activation, outputs))
         return trace

@@ -16,7 +16,7 @@ from rl_training.policies.distributions import BoundedActions
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.flat import Shape
 from rl_training.policies.host import HostedParams, pack_policy, unpack_policy
-from rl_training.policies.mlp import MLP, NetworkSpec, Trace, activate, through_activation
+from rl_training.policies.mlp import MLP, NetworkSpec, Trace, activate, affine, through_activation
 from rl_training.policies.noise import ActingNoise, WhiteNoise
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
@@ -153,7 +153,7 @@ class TwinCritics:
         """The same pass, its values as [critic, batch, 1], with all that the way back needs."""
         trace = [torch.cat([features, actions], dim=1).expand(NUM_CRITICS, -1, -1)]
         for weight, bias in self.layers[:-1]:
-            trace.append(activate(self.activation, torch.baddbmm(params[bias], trace[-1], params[weight])))
+            trace.append(activate(self.activation, affine(trace[-1], params[weight], params[bias])))
         weight, bias = self.layers[-1]
         # A product with one column takes five times as long as the same one with one row.
         outputs = params[weight].transpose(1, 2) @ trace[-1].transpose(1, 2)
