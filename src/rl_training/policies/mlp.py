@@ -24,10 +24,12 @@ def affine(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def activate(activation: Activation, inputs: Tensor) -> Tensor:
-    """The activations of `inputs`, in their memory."""
+    """The activations of `inputs`, which may be overwritten."""
     if activation == "relu":
         return torch.relu_(inputs)
-    if inputs.is_cpu and not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return 2.0 * torch.sigmoid(2.0 * inputs) - 1.0  # tanh; the compiler's own makes an update a quarter longer
+    if inputs.is_cpu:
         array = inputs.numpy()
         np.tanh(array, out=array)  # takes a sixth of the time of torch's
         return inputs
