@@ -23,6 +23,7 @@ from rl_training.results.receipts import (
     read_receipt,
     read_receipts,
     read_references,
+    read_searches,
     summarize,
     write_receipt,
 )
@@ -73,6 +74,12 @@ def test_references_are_those_of_presets_that_exist() -> None:
     references = read_references()
     assert set(references) <= set(preset_names())
     assert references["dqn/lunarlander"] == Reference(154.0, 79.0, 100_000)
+
+
+def test_searches_are_those_of_presets_that_exist_and_shown_with_their_receipts(tmp_path: Path) -> None:
+    assert set(read_searches()) <= set(preset_names())
+    write_page(tmp_path / "page.md", [make_receipt(1.0, preset="ppo/lunarlander")])
+    assert f"- `ppo/lunarlander`: {read_searches()['ppo/lunarlander']}." in (tmp_path / "page.md").read_text()
 
 
 @pytest.mark.parametrize("receipt", read_receipts(RECEIPTS_DIR), ids=lambda receipt: receipt.preset)

@@ -19,6 +19,7 @@ from rl_training.results.statistics import Interval, estimate, short
 
 RECEIPTS_DIR = Path(__file__).parents[1] / "receipts"
 _REFERENCE_FILE = RECEIPTS_DIR / "rl_zoo.yaml"
+_SEARCHES_FILE = RECEIPTS_DIR / "searches.yaml"
 
 
 class SeedScore(StrictModel):
@@ -127,6 +128,12 @@ def read_references() -> dict[str, Reference]:
     """RL Zoo's figures by preset, where it has one."""
     values: dict[str, Any] = yaml.safe_load(_REFERENCE_FILE.read_text(encoding="utf-8"))
     return {name: Reference(*figures) for name, figures in values.items()}
+
+
+def read_searches() -> dict[str, str]:
+    """How the settings of presets were found, where seeds had a say in it."""
+    searches: dict[str, str] = yaml.safe_load(_SEARCHES_FILE.read_text(encoding="utf-8"))
+    return searches
 
 
 class Verification(NamedTuple):

@@ -6,7 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from rl_training.experiment.files import write_text
-from rl_training.results.receipts import Receipt, Reference, is_at_least, read_references, told_interval
+from rl_training.results.receipts import (
+    Receipt,
+    Reference,
+    is_at_least,
+    read_references,
+    read_searches,
+    told_interval,
+)
 from rl_training.results.statistics import short
 
 _HEAD = """\
@@ -22,26 +29,30 @@ figures are single runs with their deviation over episodes (MuJoCo v3 and LunarL
 compare with rather than a contest; a row is marked where its interval does not reach that band. Wall time is the
 median over seeds, with as many of them trained at once as the number behind it says.
 
-Some settings were chosen by what these same seeds gave: those of PPO on both landers, on MountainCar and on
-MountainCarContinuous by seed 1 mostly, the learning rate of DQN on MountainCar by seeds 1 to 4, after five seeds with a
-constant rate had come to an IQM of -154. Fresh seeds may do somewhat worse: `--seeds 11-15` with `--verify` tells.
-Those of DQN on the lander were chosen by seeds 11 and 12: after 100,000 steps they gave 176 and 13 with RL Zoo's
-settings and a falling rate, 62 and 266 (after 80,000) with double Q-learning too, 176 and 140 with a target that
-follows slowly as well, which is shipped, for more steps. SAC on the continuous lander has no receipt: seed 11 came to
-273, but of seeds 1 to 4 with the same settings (46, 193, 268, and -1 after 226,000 steps) two learn to hover without
-landing.
-
 | preset | env steps | seeds | IQM | 95 % interval | every seed | RL Zoo (steps) | wall time, jobs | episodes |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
+_SEARCHES = """
+## How settings were found
+
+Settings that were chosen by some seeds may do somewhat worse with others: `rl-training benchmark --verify PRESET
+--seeds 11-15` tells.
+
+"""
+
 
 def write_page(path: Path, receipts: Iterable[Receipt]) -> None:
-    """A Markdown page with one row per receipt, beside RL Zoo's figures."""
-    references = read_references()
-    rows = [_row(receipt, references.get(receipt.preset)) for receipt in receipts]
+    """A Markdown page with one row per receipt, beside RL Zoo's figures, and how its settings were found."""
+    references, searches, shown = read_references(), read_searches(), list(receipts)
+    rows = [_row(receipt, references.get(receipt.preset)) for receipt in shown]
+    found = [f"- `{receipt.preset}`: {searches[receipt.preset]}." for receipt in shown if receipt.preset in searches]
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, _HEAD + "".join(f"{row}\n" for row in rows))
+    write_text(path, _HEAD + _lines(rows) + (_SEARCHES + _lines(found) if found else ""))
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _row(receipt: Receipt, reference: Reference | None) -> str:
