@@ -4,7 +4,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -326,6 +326,7 @@ def document(report: Report, chart_links: Sequence[str] = ()) -> str:
         "## Ratios",
         *(f"### {row_table(report, name)}" for name in report.row_names()),
         _bars_in_words(report),
+        *_compiling_in_words(report),
         "## How it is measured",
         _METHOD.format(
             threads=", ".join(str(number) for number in threads),
@@ -353,6 +354,26 @@ def _bars_in_words(report: Report) -> str:
     return "Bars (`BARS` in `benchmarks/speed_report.py`) that are missed:\n\n" + "\n".join(
         f"- {line}" for line in missed
     )
+
+
+def _compiling_in_words(report: Report) -> list[str]:
+    got_back = [(name, break_even(summarise(report, name))) for name in report.row_names()]
+    told = [f"{name} {steps:,.0f}" for name, steps in got_back if steps is not None]
+    if not told:
+        return []
+    return [
+        "The first compiled run of its settings waits for the compiler. It has got that time back after so many env "
+        f"steps: {', '.join(told)}; `compile: auto` wants it back twice. Later runs find it done."
+    ]
+
+
+def break_even(summaries: Mapping[Side, Summary]) -> float | None:
+    """Env steps after which a run that is compiled for the first time is ahead of an eager one, if it ever is."""
+    if "eager" not in summaries or "compiled" not in summaries:
+        return None
+    eager, compiled = summaries["eager"], summaries["compiled"]
+    saved = 1.0 / eager.wall - 1.0 / compiled.wall
+    return (compiled.longest_warmup_seconds - eager.warmup_seconds) / saved if saved > 0.0 else None
 
 
 def _split_section(report: Report) -> list[str]:

@@ -13,6 +13,7 @@ from speed_common import ROWS, Growth, Job, Measurement, Report, Row, Side, Spli
 from speed_ours import make_config
 from speed_parts import PARTS, gradient_passes, split
 from speed_report import (
+    break_even,
     compare,
     document,
     draw_chart,
@@ -254,6 +255,15 @@ def test_the_page_has_every_number_and_no_empty_section() -> None:
     assert page.index("(speed.png)") < page.index("How it grows") < page.index("(speed_growth.png)")
     assert "| A1 | ours, eager | 20 | 20 | 20 | 20 | 20 | 30.0 | 5.0 | 3.0 |" in page
     assert "| PPO envs | 256 | ours, eager | 54,321 | env steps per second |" in page
+
+
+def test_the_page_says_when_compiling_is_got_back() -> None:
+    compiled = measured("A1", "compiled", (640.0,), warmup_seconds=12.0)
+    report = report_of(measured("A1", "sb3", (100.0,)), measured("A1", "eager", (320.0,)), compiled)
+    assert "after so many env steps: A1 3,200;" in document(report)  # 10 s, at 1 / 160 - 1 / 320 s per step
+    assert break_even(summarise(report_of(measured("A1", "eager", (320.0,))), "A1")) is None
+    slower = report_of(measured("A1", "eager", (320.0,)), measured("A1", "compiled", (300.0,)))
+    assert break_even(summarise(slower, "A1")) is None
 
 
 def test_the_chart_is_drawn(tmp_path: Path) -> None:
