@@ -357,23 +357,35 @@ def _bars_in_words(report: Report) -> str:
 
 
 def _compiling_in_words(report: Report) -> list[str]:
-    got_back = [(name, break_even(summarise(report, name))) for name in report.row_names()]
-    told = [f"{name} {steps:,.0f}" for name, steps in got_back if steps is not None]
+    got_back = {name: break_even(summarise(report, name)) for name in report.row_names()}
+    told = [f"{name} {float(f'{steps:.1e}'):,.0f}" for name, steps in got_back.items() if steps is not None]
     if not told:
         return []
+    never = [name for name, steps in got_back.items() if steps is None]
     return [
-        "The first compiled run of its settings waits for the compiler. It has got that time back after so many env "
-        f"steps: {', '.join(told)}; `compile: auto` wants it back twice. Later runs find it done."
+        "The first compiled run of its settings waits for the compiler, and has got that time back after about so many "
+        f"env steps: {', '.join(told)}; later runs find it done."
+        + (
+            f" In the other rows ({', '.join(never)}) some eager round is as fast as some compiled one."
+            if never
+            else ""
+        )
+        + " `compile: auto` goes by an estimate of its own."
     ]
 
 
 def break_even(summaries: Mapping[Side, Summary]) -> float | None:
-    """Env steps after which a run that is compiled for the first time is ahead of an eager one, if it ever is."""
-    if "eager" not in summaries or "compiled" not in summaries:
+    """Env steps after which a run that is compiled for the first time is ahead of an eager one.
+
+    None unless every compiled round beats every eager one.
+    """
+    eager, compiled = summaries.get("eager"), summaries.get("compiled")
+    if eager is None or compiled is None or eager.ratio is None or compiled.ratio is None:
         return None
-    eager, compiled = summaries["eager"], summaries["compiled"]
-    saved = 1.0 / eager.wall - 1.0 / compiled.wall
-    return (compiled.longest_warmup_seconds - eager.warmup_seconds) / saved if saved > 0.0 else None
+    if compiled.ratio.lowest <= eager.ratio.highest or compiled.wall <= eager.wall:
+        return None
+    waited = compiled.longest_warmup_seconds - eager.warmup_seconds
+    return max(waited, 0.0) / (1.0 / eager.wall - 1.0 / compiled.wall)
 
 
 def _split_section(report: Report) -> list[str]:

@@ -15,6 +15,7 @@ from chaos import result_of as outcome
 from conftest import MakeConfig
 from test_exact_resume import SignalAt, train
 
+from rl_training.algorithms import step_packages
 from rl_training.algorithms.base import Batch, GradientStep
 from rl_training.algorithms.optim import Descent
 from rl_training.algorithms.step_packages import KEPT_PACKAGES, forget_old, package_key
@@ -120,7 +121,7 @@ def test_a_slope_that_would_not_see_its_tensors_change_is_not_compiled() -> None
     assert params.flat.tolist() == pytest.approx([-0.1] * 16)
 
 
-def test_a_package_is_only_for_what_it_was_compiled_for() -> None:
+def test_a_package_is_only_for_what_it_was_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = FlatLayout({"weights": (16,)})
     step = WholeStep(Bystander().slope, {"net": layout}, ("actions",), ("learning_rate",), eps=1e-8, max_norm=1.0)
     inputs = [torch.ones(16)]
@@ -133,11 +134,10 @@ def test_a_package_is_only_for_what_it_was_compiled_for() -> None:
         package_key(replace(step, slope=Bystander().other_slope), inputs, "a run"),
         package_key(replace(step, layouts={"net": FlatLayout({"weights": (4, 4)})}), inputs, "a run"),
     }
-    assert len(keys) == 7
+    monkeypatch.setattr(step_packages, "cpu_features", lambda: "fewer")
+    keys.add(package_key(step, inputs, "a run"))
+    assert len(keys) == 8
     assert package_key(replace(step), [torch.zeros(16)], "a run") in keys
-
-
-SMALL, LARGE = 64 * 64, 256 * 256
 
 
 def test_the_packages_used_last_are_kept(tmp_path: Path) -> None:
@@ -148,6 +148,9 @@ def test_the_packages_used_last_are_kept(tmp_path: Path) -> None:
     (tmp_path / f"{KEPT_PACKAGES + 1:03d}.lock").touch()
     forget_old(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{age:03d}.pt2" for age in range(KEPT_PACKAGES)]
+
+
+SMALL, LARGE = 64 * 64, 256 * 256
 
 
 def test_auto_weighs_the_planned_steps_against_the_time_seen_here(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
 import math
+import platform
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,5 @@ def test_there_is_at_least_one_core() -> None:
 def test_the_processor_has_a_name_and_its_features_are_not_it() -> None:
     assert cpu_name()
     assert cpu_features() != cpu_name()
+    if platform.machine() == "x86_64" and sys.platform == "linux":
+        assert "sse2" in cpu_features().split()

@@ -10,7 +10,7 @@ from rl_training.policies.actor_critic import ActorCritic
 from rl_training.policies.distributions import LOG_STD, Categorical, DiagonalGaussian
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.flat import FlatLayout
-from rl_training.policies.mlp import MLP, Activation, NetworkSpec
+from rl_training.policies.mlp import MLP, Activation, NetworkSpec, activate, affine
 from rl_training.policies.noise import WhiteNoise
 
 ASYMMETRIC = spaces.Box(np.array([0.0, -3.0], np.float32), np.array([1.0, 10.0], np.float32))
@@ -117,6 +117,21 @@ def test_a_network_by_hand_in_torch_and_numpy(activation: Activation, outputs: l
     assert network.forward(params, features).flatten().tolist() == pytest.approx(outputs)
     arrays = {name: param.numpy() for name, param in params.items()}
     assert network.forward_array(arrays, features.numpy()).flatten().tolist() == pytest.approx(outputs)
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+def test_layers_are_the_same_maths_however_they_are_written(
+    monkeypatch: pytest.MonkeyPatch, *, compiling: bool
+) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(2, 5, 3, generator=generator)
+    weights, biases = torch.randn(2, 3, 4, generator=generator), torch.randn(2, 1, 4, generator=generator)
+    expected = inputs.double() @ weights.double() + biases.double()
+    torch.testing.assert_close(affine(inputs, weights, biases).double(), expected, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(affine(inputs[0], weights[0], biases[0, 0]).double(), expected[0], rtol=0.0, atol=1e-6)
+    values = torch.linspace(-100.0, 100.0, 20_001)
+    torch.testing.assert_close(activate("tanh", values.clone()).double(), values.double().tanh(), rtol=0.0, atol=3e-7)
 
 
 def test_initial_gains_are_sqrt_2_hidden_a_hundredth_actor_and_1_critic() -> None:

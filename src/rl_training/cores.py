@@ -1,4 +1,4 @@
-"""The processor: its name, and how many cores this process may use, fewer in a container or under `taskset`."""
+"""The processor: its name, its instructions, and how many cores this process may use: fewer under `taskset`."""
 
 import math
 import os

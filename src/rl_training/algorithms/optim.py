@@ -120,6 +120,10 @@ class Descent:
         self._compiled: dict[tuple[Any, ...], CompiledStep] = {}  # by names, size and strides of the inputs
         self._settings: tuple[dict[str, float], list[Tensor]] = ({}, [])  # of the newest step, also as tensors
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Leave nothing behind: it is for its slope alone that a learner goes to the process that compiles."""
+        return type(None), ()
+
     def take(self, step: GradientStep) -> TakenStep:
         """Take one step, unless it is not finite."""
         return self._move(step) if self._compile_as is None else self._move_compiled(step, self._compile_as)

@@ -91,12 +91,10 @@ def _sources(slope: SlopeFn) -> Iterator[Path]:
 
 
 class _Order(pickle.Pickler):
-    """Pickles a step with the learner whose method its slope is."""
+    """Pickles a step, with the learner whose method its slope is."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Leave out what is loaded into this process, and send parameters, which a step gets as inputs, as shapes."""
-        if isinstance(obj, torch._C._aoti.AOTIModelPackageLoader):
-            return type(None), ()
+        """Send parameters as their shapes: a step gets their values as inputs."""
         if isinstance(obj, HostedParams):
             return HostedParams, (obj.layout.shapes, obj.flat.device)
         return NotImplemented
@@ -148,7 +146,8 @@ def _compile_here(order: bytes, package: Path) -> None:
         exported = torch.export.export(Graph(), inputs, strict=False)
         if exported.constants:
             raise RuntimeError("the slope depends on tensors beside its networks, batch and settings")
-        torch._inductor.config.pattern_matcher = False  # would join products and sums again, and copy every bias
+        # On a CPU it would join products and sums again, and copy every bias.
+        torch._inductor.config.pattern_matcher = not inputs[0].is_cpu
         made = torch._inductor.aoti_compile_and_package(exported, package_path=f"{package}.pt2")
         Path(made).replace(package)
 

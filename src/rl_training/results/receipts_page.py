@@ -37,7 +37,7 @@ _SEARCHES = """
 ## How settings were found
 
 Settings that were chosen by some seeds may do somewhat worse with others: `rl-training benchmark --verify PRESET
---seeds 11-15` tells.
+--seeds 21-25` tells.
 
 """
 
