@@ -44,6 +44,7 @@ class PPOParams(LearnerParams):
     """How far a value may move from the old one; none: unclipped."""
     ent_coef: NonNegativeFloat = 0.0
     vf_coef: NonNegativeFloat = 0.5
+    """Weight of half the squared error of the values; Stable-Baselines3 takes the whole, so its 0.5 is 1.0 here."""
     gae_lambda: UnitFloat = 0.95
     normalize_advantages: Flag = True
     """To mean 0 and deviation 1, within each minibatch."""
