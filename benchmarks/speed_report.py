@@ -283,11 +283,12 @@ def _short_title(name: str) -> str:
 _METHOD = """\
 Each measurement is one training run in a fresh process. Both sides have the same env, number of envs, steps per update,
 batch, gradient steps, network, and parameters of the algorithm, all of which are in `benchmarks/speed_common.py`; what
-is not set there is left at the defaults. Stable-Baselines3 runs as its users get it: `make_vec_env` with its monitor
-and `DummyVecEnv`, no log output, no evaluation. Ours steps its envs in the training process, without evaluation, with a
-checkpoint at the beginning and at the end and one log at the end. What a run does after its last update (that log, that
-checkpoint) is in the memory, but not in the speed; logs and checkpoints on the way, which ours writes by default, are
-not measured.
+is not set there is left at the defaults. One of them is not quite the same: PPO's `vf_coef` weighs half the squared
+error of the values on our side, and the whole of it on SB3's. Stable-Baselines3 runs as its users get it:
+`make_vec_env` with its monitor and `DummyVecEnv`, no log output, no evaluation. Ours steps its envs in the training
+process, without evaluation, with a checkpoint at the beginning and at the end and one log at the end. What a run does
+after its last update (that log, that checkpoint) is in the memory, but not in the speed; logs and checkpoints on the
+way, which ours writes by default, are not measured.
 
 - **import**: seconds until the library and what it needs are imported.
 - **warm-up**: from there to the end of the first update: envs, networks, the first experience, and compiling. Compiled
@@ -361,16 +362,10 @@ def _compiling_in_words(report: Report) -> list[str]:
     told = [f"{name} {float(f'{steps:.1e}'):,.0f}" for name, steps in got_back.items() if steps is not None]
     if not told:
         return []
-    never = [name for name, steps in got_back.items() if steps is None]
     return [
         "The first compiled run of its settings waits for the compiler, and has got that time back after about so many "
-        f"env steps: {', '.join(told)}; later runs find it done."
-        + (
-            f" In the other rows ({', '.join(never)}) some eager round is as fast as some compiled one."
-            if never
-            else ""
-        )
-        + " `compile: auto` goes by an estimate of its own."
+        f"env steps: {', '.join(told)}; later runs find it done. Rows that are not named gain too little to tell, or "
+        "were not compiled. `compile: auto` goes by an estimate of its own."
     ]
 
 

@@ -32,7 +32,7 @@ def test_there_is_at_least_one_core() -> None:
     assert available_cores() >= 1
 
 
-def test_the_processor_has_a_name_and_its_features_are_not_it() -> None:
+def test_the_processor_has_a_name_and_instructions() -> None:
     assert cpu_name()
     assert cpu_features() != cpu_name()
     if platform.machine() == "x86_64" and sys.platform == "linux":

@@ -69,11 +69,12 @@ def test_an_env_without_a_native_vector_env_says_what_would_work(make_config: Ma
         make_vector_env(make_config(vectorization="native", env_kwargs={"no_such": 1}))
 
 
-def test_an_action_that_does_not_exist_is_refused(make_config: MakeConfig) -> None:
+@pytest.mark.parametrize("action", [2, -1])
+def test_an_action_that_does_not_exist_is_refused(make_config: MakeConfig, action: int) -> None:
     envs = make_vector_env(make_config(num_envs=2, vectorization="native"))
     envs.reset()
     with pytest.raises(EnvironmentStepError, match="invalid"):
-        envs.step(np.array([0, 2]))
+        envs.step(np.array([0, action]))
 
 
 @pytest.mark.parametrize(

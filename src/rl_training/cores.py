@@ -1,4 +1,4 @@
-"""The processor: its name, its instructions, and how many cores this process may use: fewer under `taskset`."""
+"""The processor: its name, its instructions, and the cores that a container or `taskset` leaves to this process."""
 
 import math
 import os

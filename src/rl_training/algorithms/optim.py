@@ -121,7 +121,7 @@ class Descent:
         self._settings: tuple[dict[str, float], list[Tensor]] = ({}, [])  # of the newest step, also as tensors
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Leave nothing behind: it is for its slope alone that a learner goes to the process that compiles."""
+        """Pickle as nothing: the process that compiles wants a learner for its slope alone."""
         return type(None), ()
 
     def take(self, step: GradientStep) -> TakenStep:
