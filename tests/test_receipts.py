@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rl_training.cli import main
 from rl_training.cores import cpu_name
@@ -54,6 +55,7 @@ def make_receipt(*returns: float, preset: str = "ppo/cartpole") -> Receipt:
         scores=scores,
         iqm=iqm,
         interval=interval,
+        compile="off",
         versions={"rl_training": "0.1.0"},
         git_commit=None,
         hardware={"cpu": "some", "cores": 2},
@@ -134,7 +136,7 @@ def test_a_row_is_marked_where_it_stays_below_the_reference(tmp_path: Path) -> N
     write_page(tmp_path / "page.md", [make_receipt(90.0, 91.0, 92.0), make_receipt(1.0, preset="ppo/unknown")])
     rows = (tmp_path / "page.md").read_text().splitlines()[-2:]
     assert rows[0].startswith("| `ppo/cartpole` | 1,000 | 3 | 91.00 **below** |")
-    assert rows[1].startswith("| `ppo/unknown` | 1,000 | 1 | 1.00 |  | 1.00 |  | 2 s, 2 | 10 |")
+    assert rows[1] == "| `ppo/unknown` | 1,000 | 1 | 1.00 |  | 1.00 |  | 2 s, 2 | 10 | off |"
 
 
 @pytest.fixture
@@ -171,6 +173,15 @@ def test_a_preset_is_measured_once_and_verified(tiny_preset: str, capsys: pytest
     printed = capsys.readouterr()
     assert "does not hold" in printed.out
     assert "has changed since its receipt was written" in printed.err
+
+
+def test_a_preset_is_verified_in_the_mode_of_its_receipt(tiny_preset: str, tmp_path: Path) -> None:
+    assert run(tiny_preset) == 0
+    assert read_receipt(Path("receipts/ppo/tiny.json")).compile == "off"  # so short a run does not earn compiling
+    (tmp_path / "presets" / "ppo" / "tiny.yaml").write_text(TINY + "compile: on\n")
+    assert run("--verify", tiny_preset, "--receipts", "receipts", "--output-dir", "repeated") == 0
+    configs = [yaml.safe_load(path.read_text()) for path in Path("repeated").glob("*/*/config.yaml")]
+    assert [config["compile"] for config in configs] == ["off", "off"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`benchmark`: train shipped presets over seeds, keep receipts, and check stored ones."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,7 +95,9 @@ def _verify(preset: str, options: "BenchmarkOptions", directory: Path | None) ->
     stored = read_receipt(path)
     if stored.preset_sha256 != preset_digest(preset):
         typer.echo(f"{preset} has changed since its receipt was written", err=True)
-    found = Verification(stored, measure_preset(preset, options, GroupDisplay()))
+    # In the mode that the receipt was measured in: `auto` decides by what compiling costs here.
+    repeated = measure_preset(preset, replace(options, compile=stored.compile), GroupDisplay())
+    found = Verification(stored, repeated)
     show_receipts([found.stored, found.repeated])
     typer.echo(found.sentence)
     return 0 if found.holds else 1

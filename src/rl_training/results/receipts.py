@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import yaml
 
@@ -47,6 +47,8 @@ class Receipt(StrictModel):
     """Of the seeds' mean returns."""
     interval: tuple[float, float] | None
     """Of the interquartile mean, 95 %; none for a single seed."""
+    compile: Literal["on", "off"]
+    """Whether the updates were compiled, which decides their last bits, and with them where a seed ends."""
     versions: dict[str, str]
     git_commit: str | None
     hardware: dict[str, str | int]

@@ -21,16 +21,17 @@ _HEAD = """\
 
 Made by `rl-training benchmark SUITE --document docs/benchmarks.md` from the receipts in
 [`src/rl_training/receipts`](../src/rl_training/receipts), which hold every seed, versions, hardware, commit and the
-SHA-256 of the preset. `rl-training benchmark --verify ppo/cartpole` trains a preset again and says whether it holds.
+SHA-256 of the preset. `rl-training benchmark --verify ppo/cartpole` trains a preset again, with compiled updates if the
+receipt's were (last column), and says whether it holds.
 
 Returns are those of the final agent, not of the best one on the way, with the likeliest actions, over the given
 number of episodes per seed. IQM is the interquartile mean over seeds, with its 95 % bootstrap interval. RL Zoo's
 figures are single runs with their deviation over episodes (MuJoCo v3 and LunarLander v2 there), so they are bands to
-compare with rather than a contest; a row is marked where its interval does not reach that band. Wall time is the
+compare with rather than a contest; a row is marked where its interval does not reach that band. Time is wall time, the
 median over seeds, with as many of them trained at once as the number behind it says.
 
-| preset | env steps | seeds | IQM | 95 % interval | every seed | RL Zoo (steps) | wall time, jobs | episodes |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| preset | env steps | seeds | IQM | 95 % interval | every seed | RL Zoo (steps) | time, jobs | episodes | compile |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
 _SEARCHES = """
@@ -70,5 +71,6 @@ def _row(receipt: Receipt, reference: Reference | None) -> str:
         zoo,
         f"{np.median([score.wall_seconds for score in receipt.scores]):,.0f} s, {receipt.jobs}",
         str(receipt.eval_episodes),
+        receipt.compile,
     )
     return f"| {' | '.join(cells)} |"

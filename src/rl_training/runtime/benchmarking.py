@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import gymnasium
 
@@ -30,6 +31,8 @@ class BenchmarkOptions:
     episodes: int
     output_dir: Path
     """Where the run directories go."""
+    compile: Literal["on", "off"] | None = None
+    """Instead of what the preset says."""
 
 
 def presets_of(name: str) -> list[str]:
@@ -57,8 +60,8 @@ def read_preset(name: str) -> TrainConfig:
 def measure_preset(name: str, options: BenchmarkOptions, display: GroupDisplay | None = None) -> Receipt:
     """Train a preset over its seeds, and evaluate every final agent anew."""
     digest = preset_digest(name)
-    config = read_preset(name).model_copy(update={"output_dir": options.output_dir, "device": "cpu"})
-    result = run_group(prepare_group(config, options.seeds, options.jobs, StopRules()), display)
+    group = prepare_group(_preset_config(name, options), options.seeds, options.jobs, StopRules())
+    result = run_group(group, display)
     _check_done(name, result)
     scores = tuple(_score(result, seed, options.episodes) for seed in options.seeds)
     iqm, interval = summarize(scores)
@@ -66,17 +69,25 @@ def measure_preset(name: str, options: BenchmarkOptions, display: GroupDisplay |
     return Receipt(
         preset=name,
         preset_sha256=digest,
-        env_id=config.env_id,
+        env_id=group.config.env_id,
         eval_episodes=options.episodes,
         scores=scores,
         iqm=iqm,
         interval=interval,
+        compile="on" if group.config.compile == "on" else "off",
         versions=record.versions,
         git_commit=record.git_commit,
         hardware={"cpu": cpu_name(), "cores": available_cores()},
         jobs=record.jobs,
         created_at=now(),
     )
+
+
+def _preset_config(name: str, options: BenchmarkOptions) -> TrainConfig:
+    changes: dict[str, Any] = {"output_dir": options.output_dir, "device": "cpu"}
+    if options.compile is not None:
+        changes["compile"] = options.compile
+    return read_preset(name).model_copy(update=changes)
 
 
 def _check_done(name: str, result: GroupResult) -> None:
