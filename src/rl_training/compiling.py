@@ -6,15 +6,15 @@ from pathlib import Path
 
 _SAVED_PER_STEP = 2e-4  # seconds per gradient step, measured on one core
 _SAVED_PER_UNIT = 1.5e-8  # seconds per transition and unit of a layer, which fused operations touch less often
-_UNKNOWN_SECONDS = 40.0  # what compiling is taken to cost where it has not been seen yet
+_UNKNOWN_SECONDS = 20.0  # what compiling is taken to cost where it has not been seen yet
 
 
 def compiling_pays(gradient_steps: int, units: int) -> bool:
-    """Whether a run gets back twice the time that compiling took here the last time.
+    """Whether a run gets back the time that compiling took here the last time; later runs of its settings gain all.
 
     `units` is the size of a batch times that of a layer.
     """
-    return gradient_steps * (_SAVED_PER_STEP + units * _SAVED_PER_UNIT) > 2 * _seen_seconds()
+    return gradient_steps * (_SAVED_PER_STEP + units * _SAVED_PER_UNIT) > _seen_seconds()
 
 
 def remember_compiling(seconds: float) -> None:
