@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from importlib import import_module
 from importlib.metadata import version
@@ -20,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from speed_common import ROWS, Growth, Job, Measurement, Report, Row, Side, Split
+from speed_common import ROWS, Growth, Job, Measurement, Outcome, Report, Row, Side, Split
 from speed_report import (
     draw_chart,
     draw_growth,
@@ -35,6 +36,7 @@ from speed_report import (
 )
 
 _CHILD = "_measure"  # the hidden subcommand
+_FIRST_FURTHER_SEED = 1_001
 _SPLIT_SHARE = 0.2  # of a row's budget, for the run that shows where the time goes
 
 
@@ -72,6 +74,19 @@ def measure_row(row: Row, sides: Sequence[Side], *, rounds: int, scale: float) -
             for side in sides if number % 2 == 0 else reversed(sides):
                 job = Job("measure", row, side, row.budget(scale), threads, seed)
                 yield replace(Measurement(**take(job)), round=number)
+
+
+def train_further(rows: Sequence[Row], sides: Sequence[Side], *, runs: int, scale: float) -> Iterator[Outcome]:
+    """Returns of seeds that no measurement has, as many runs at once as there are cores."""
+    jobs = [
+        Job("measure", row, side, row.budget(scale), seed=_FIRST_FURTHER_SEED + number)
+        for row in rows
+        for side in sides
+        for number in range(runs)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for job, taken in zip(jobs, pool.map(take, jobs), strict=True):
+            yield Outcome(job.row.name, job.side, job.seed, taken["episode_return"])
 
 
 def thread_counts() -> list[int]:
@@ -118,14 +133,15 @@ def describe_versions() -> dict[str, str]:
 
 
 def measure_all(args: argparse.Namespace) -> Report:
-    """Every row asked for, then our parts, then growth; the JSON file is written after every row."""
+    """Every row asked for with our parts, growth, further returns; the JSON file is written after every row."""
     from speed_ours import can_compile
 
     ours: list[Side] = ["eager", "compiled"] if can_compile() else ["eager"]
     date = time.strftime("%Y-%m-%d")
     report = Report(date, describe_versions(), describe_machine(), args.rounds, args.steps_scale)
-    for row in chosen_rows(args.rows):
-        for each in measure_row(row, ["sb3", *ours], rounds=args.rounds, scale=args.steps_scale):
+    rows, sides = chosen_rows(args.rows), ["sb3", *ours]
+    for row in rows:
+        for each in measure_row(row, sides, rounds=args.rounds, scale=args.steps_scale):
             report.measurements.append(each)
             print(
                 f"{row.name} round {each.round + 1}, {each.side}, threads {each.threads}: "
@@ -135,9 +151,9 @@ def measure_all(args: argparse.Namespace) -> Report:
         report.splits += [split_row(row, side, args.steps_scale) for side in ours]
         if args.output:
             save_report(args.output, report)
-        print(f"\n{row_table(report, row.name)}\n", flush=True)
     if args.growth:
         report.growth += measure_growth(ours)
+    report.outcomes += train_further(rows, sides, runs=args.further_runs, scale=args.steps_scale)
     return report
 
 
@@ -158,6 +174,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("rows", nargs="*", help="of A1, A2, B, C, D; all when none is named")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps-scale", type=float, default=1.0, help="multiplies every budget")
+    parser.add_argument("--further-runs", type=int, default=0, help="of each side, for their returns alone")
     parser.add_argument("--growth", action="store_true", help="also measure how times grow with sizes")
     parser.add_argument(
         "--gate",
@@ -174,8 +191,8 @@ def parse_arguments() -> argparse.Namespace:
     unknown = sorted(set(args.rows) - {row.name for row in ROWS})
     if unknown:
         parser.error(f"unknown rows {', '.join(unknown)}; allowed: {', '.join(row.name for row in ROWS)}")
-    if args.rounds < 1 or args.steps_scale <= 0.0:
-        parser.error("--rounds must be at least 1, --steps-scale above 0")
+    if args.rounds < 1 or args.steps_scale <= 0.0 or args.further_runs < 0:
+        parser.error("--rounds must be at least 1, --steps-scale above 0, --further-runs at least 0")
     if args.gate not in (None, Path()):
         if not args.gate.is_file():
             parser.error(f"{args.gate} is no file; name rows before --gate")
@@ -185,8 +202,9 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def publish(report: Report, args: argparse.Namespace) -> None:
-    """Print what is not printed yet, and write the files asked for."""
-    for table in (split_table(report), *([growth_table(report)] if report.growth else [])):
+    """Print every table, and write the files asked for."""
+    rows = [row_table(report, name) for name in report.row_names()]
+    for table in (*rows, split_table(report), *([growth_table(report)] if report.growth else [])):
         print(f"{table}\n", flush=True)
     if args.output:
         save_report(args.output, report)
@@ -206,8 +224,6 @@ def main() -> int:
     args = parse_arguments()
     if args.gate not in (None, Path()):
         report = load_report(args.gate)
-        for name in report.row_names():
-            print(f"{row_table(report, name)}\n")
     else:
         with tempfile.TemporaryDirectory() as cache:  # compiled code: made in the first round, found in the others
             os.environ["XDG_CACHE_HOME"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache

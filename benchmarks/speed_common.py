@@ -18,7 +18,7 @@ _PPO: dict[str, Any] = {
     "gae_lambda": 0.95,
     "clip_coef": 0.2,
     "ent_coef": 0.0,
-    "vf_coef": 0.5,
+    "vf_coef": 1.0,  # of half the squared error: Stable-Baselines3's default, 0.5 of the whole
     "max_grad_norm": 0.5,
 }
 _REPLAY: dict[str, Any] = {
@@ -196,6 +196,17 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """What one more training run came to, whose speed does not count."""
+
+    row: str
+    side: Side
+    seed: int
+    episode_return: float | None
+    """As in a measurement."""
+
+
+@dataclass(frozen=True)
 class Split:
     """Where the wall time of our steady state goes, and what no code of ours could go below."""
 
@@ -233,6 +244,7 @@ class Report:
     rounds: int
     steps_scale: float
     measurements: list[Measurement] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
     splits: list[Split] = field(default_factory=list)
     growth: list[Growth] = field(default_factory=list)
 
@@ -240,9 +252,16 @@ class Report:
     def from_plain(cls, plain: dict[str, Any]) -> "Report":
         """Out of JSON; medians are made anew."""
         values = {name: value for name, value in plain.items() if name != "medians"}
-        for name, record in (("measurements", Measurement), ("splits", Split), ("growth", Growth)):
+        records = {"measurements": Measurement, "outcomes": Outcome, "splits": Split, "growth": Growth}
+        for name, record in records.items():
             values[name] = [record(**each) for each in values[name]]
         return cls(**values)
+
+    def returns(self, row: str, side: Side) -> list[float]:
+        """Of every run of a side in which an episode ended."""
+        runs: list[Measurement | Outcome] = [*self.measurements, *self.outcomes]
+        found = [each.episode_return for each in runs if (each.row, each.side) == (row, side)]
+        return [value for value in found if value is not None]
 
     def row_names(self) -> list[str]:
         """The rows that were measured, in their order."""

@@ -30,6 +30,8 @@ def make_arguments(row: Row) -> dict[str, Any]:
         "activation_fn": _ACTIVATIONS[row.params["activation"]],
     }
     others = {name: value for name, value in row.params.items() if name not in ("hidden_sizes", "activation")}
+    if "vf_coef" in others:
+        others["vf_coef"] /= 2  # it weighs the whole squared error, ours the half
     return {**{_NAMES.get(name, name): value for name, value in others.items()}, "policy_kwargs": network}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import speed
-from speed_common import ROWS, Growth, Job, Measurement, Report, Row, Side, Split
+from speed_common import ROWS, Growth, Job, Measurement, Outcome, Report, Row, Side, Split
 from speed_ours import make_config
 from speed_parts import PARTS, gradient_passes, split
 from speed_report import (
@@ -108,6 +108,7 @@ def test_the_other_side_gets_every_parameter_of_ours(row: Row) -> None:
             row.steps_per_update,
             row.params["update_epochs"],
         )
+        assert given["vf_coef"] == accepted["vf_coef"].default == row.params["vf_coef"] / 2
     else:
         assert (given["train_freq"], given["gradient_steps"]) == (1, 1)
 
@@ -178,22 +179,42 @@ def test_row_c_is_compared_by_wall_time() -> None:
     assert ratio.median == 2.0
 
 
-def test_a_row_that_learns_less_does_not_count() -> None:
-    theirs = measured("A1", "sb3", (1.0, 1.0))
-    assert learns_as_well(measured("A1", "eager", (1.0, 1.0), episode_return=76.0), theirs)
-    assert not learns_as_well(measured("A1", "eager", (1.0, 1.0), episode_return=74.0), theirs)
-    negative = measured("C", "sb3", (1.0, 1.0), episode_return=-400.0)
-    assert learns_as_well(measured("C", "eager", (1.0, 1.0), episode_return=-490.0), negative)
-    assert not learns_as_well(measured("C", "eager", (1.0, 1.0), episode_return=-510.0), negative)
-    noisy = [*measured("D", "sb3", (1.0,), episode_return=-50.0), *measured("D", "sb3", (1.0,), episode_return=70.0)]
-    assert learns_as_well(measured("D", "eager", (1.0, 1.0), episode_return=-20.0), noisy)
+def test_learning_less_is_told_from_noise() -> None:
+    assert learns_as_well([96.0, 96.0], [100.0, 100.0])
+    assert not learns_as_well([94.0, 94.0], [100.0, 100.0])
+    assert learns_as_well([-415.0, -415.0], [-400.0, -400.0])
+    assert not learns_as_well([-425.0, -425.0], [-400.0, -400.0])
+    assert learns_as_well([-20.0, -20.0], [-50.0, 70.0])  # 30 lower, with an error of 60
+    assert not learns_as_well([-20.0, -20.0] * 40, [-50.0, 70.0] * 40)
+    assert learns_as_well([], [1.0])
 
+
+def test_further_runs_count_with_their_returns_alone() -> None:
+    timed = report_of(measured("A1", "sb3", (100.0,)), measured("A1", "eager", (900.0,), episode_return=40.0))
+    assert not summarise(timed, "A1")["eager"].counts
+    further = [Outcome("A1", "eager", seed, 160.0) for seed in (1_001, 1_002)]
+    further += [Outcome("A1", "sb3", 1_001, 100.0), Outcome("A2", "eager", 1_001, -1e6), Outcome("A1", "sb3", 1, None)]
+    report = replace(timed, outcomes=further)
+    eager = summarise(report, "A1")["eager"]
+    assert (eager.episode_return, round(eager.return_error, 6), eager.runs, eager.counts) == (120.0, 40.0, 3, True)
+    assert eager.ratio == summarise(timed, "A1")["eager"].ratio
+    assert "| 120.0 +- 40.0 (3) | yes |" in row_table(report, "A1")
+
+
+def test_further_runs_are_trained_with_seeds_of_their_own() -> None:
+    row = replace(row_named("A1"), steps=2_048)
+    outcomes = list(speed.train_further([row], ["eager"], runs=2, scale=1e-9))
+    assert [(each.row, each.side, each.seed) for each in outcomes] == [("A1", "eager", 1_001), ("A1", "eager", 1_002)]
+    assert len({each.episode_return for each in outcomes}) == 2
+
+
+def test_a_row_that_learns_less_does_not_count() -> None:
     lower = measured("A1", "eager", (900.0,), episode_return=10.0)
     marked = report_of(measured("A1", "sb3", (100.0,)), lower)
-    assert row_table(marked, "A1").endswith("| 10.0 | NO |")
+    assert row_table(marked, "A1").endswith("| 10.0 +- 0.0 (1) | NO |")
     assert missed_bars(marked)[0] == "A1 eager: learns less than SB3, so that its ratio does not count"
     short = report_of(measured("A1", "sb3", (100.0,)), lower, steps_scale=0.1)
-    assert row_table(short, "A1").endswith("| 10.0 | not judged |")
+    assert row_table(short, "A1").endswith("| 10.0 +- 0.0 (1) | not judged |")
 
 
 def test_the_gate_names_what_is_missed() -> None:
@@ -232,6 +253,7 @@ def test_a_saved_report_is_read_back_and_holds_its_medians(tmp_path: Path) -> No
         measured("A1", "eager", (310.0, 320.0, 330.0)),
         splits=[Split("A1", "eager", shares, 30.0, 0.4, 5.0, 3.0)],
         growth=[Growth("PPO envs", 256, "eager", 54_321.0, "env steps per second")],
+        outcomes=[Outcome("A1", "sb3", 1_001, 123.0)],
     )
     path = tmp_path / "results" / "speed.json"
     save_report(path, report)
@@ -242,7 +264,9 @@ def test_a_saved_report_is_read_back_and_holds_its_medians(tmp_path: Path) -> No
 def test_the_page_has_every_number_and_no_empty_section() -> None:
     bare = report_of(measured("A1", "sb3", (100.0,)), measured("A1", "eager", (320.0,)))
     page = document(bare)
-    assert "| ours, eager | 1 | 160 | 320 | 3.20 | 3.20 to 3.20 | 1.0 | 2.0 (2.0) | 300 | 100.0 | yes |" in page
+    assert (
+        "| ours, eager | 1 | 160 | 320 | 3.20 | 3.20 to 3.20 | 1.0 | 2.0 (2.0) | 300 | 100.0 +- 0.0 (1) | yes |" in page
+    )
     assert "- A1 compiled: not measured, the bar is 5" in page
     assert "torch 2" in page
     assert not any(word in page for word in ("Where our time goes", "How it grows", "![", "{"))
@@ -281,7 +305,11 @@ def test_the_chart_is_drawn(tmp_path: Path) -> None:
 def test_unknown_rows_and_files_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for arguments, told in ((["E"], "unknown rows E"), (["--gate", "A1"], "name rows before --gate")):
+    for arguments, told in (
+        (["E"], "unknown rows E"),
+        (["--gate", "A1"], "name rows before --gate"),
+        (["--further-runs", "-1"], "--further-runs at least 0"),
+    ):
         monkeypatch.setattr(sys, "argv", ["speed.py", *arguments])
         with pytest.raises(SystemExit, match="2"):
             speed.main()
