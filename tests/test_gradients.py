@@ -28,7 +28,7 @@ Params = dict[str, Tensor]
 
 
 def config(algo: str, **params: Any) -> TrainConfig:
-    kwargs = {"hidden_sizes": [8, 6], **params}
+    kwargs = {"hidden_sizes": [40, 6], **params}  # products with many columns and with few
     return TrainConfig(algo=algo, env_id="none", total_timesteps=1000, device="cpu", num_envs=64, algo_kwargs=kwargs)
 
 
