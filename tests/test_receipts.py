@@ -103,6 +103,10 @@ def test_a_receipt_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert path == tmp_path / "ppo" / "cartpole.json"
     assert read_receipt(path) == receipt
     assert read_receipts(tmp_path) == [receipt]
+    plain = json.loads(path.read_text())
+    del plain["compile"]
+    path.write_text(json.dumps(plain))
+    assert read_receipt(path).compile is None  # written before it was recorded
     path.write_text('{"preset": 3}')
     with pytest.raises(RunDirectoryError, match=r"cartpole\.json is not a receipt"):
         read_receipt(path)

@@ -47,8 +47,11 @@ class Receipt(StrictModel):
     """Of the seeds' mean returns."""
     interval: tuple[float, float] | None
     """Of the interquartile mean, 95 %; none for a single seed."""
-    compile: Literal["on", "off"]
-    """Whether the updates were compiled, which decides their last bits, and with them where a seed ends."""
+    compile: Literal["on", "off"] | None = None
+    """Whether the updates were compiled, which decides their last bits, and with them where a seed ends.
+
+    None in receipts from before this was recorded.
+    """
     versions: dict[str, str]
     git_commit: str | None
     hardware: dict[str, str | int]

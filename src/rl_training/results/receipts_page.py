@@ -71,6 +71,6 @@ def _row(receipt: Receipt, reference: Reference | None) -> str:
         zoo,
         f"{np.median([score.wall_seconds for score in receipt.scores]):,.0f} s, {receipt.jobs}",
         str(receipt.eval_episodes),
-        receipt.compile,
+        receipt.compile or "",
     )
     return f"| {' | '.join(cells)} |"
