@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from speed_common import ROWS, Growth, Job, Measurement, Outcome, Report, Row, Side, Split
+from speed_common import OURS, ROWS, SIDE_NAMES, Growth, Job, Measurement, Outcome, Report, Row, Side, Split
 from speed_report import (
     draw_chart,
     draw_growth,
@@ -99,10 +99,10 @@ def split_row(row: Row, side: Side, scale: float) -> Split:
     return Split(**take(Job("split", row, side, row.budget(_SPLIT_SHARE * scale))))
 
 
-def measure_growth(ours: Sequence[Side]) -> Iterator[Growth]:
+def measure_growth() -> Iterator[Growth]:
     """Speed over the number of envs, update time over the width, sampling time over the size of the replay buffer."""
     ppo, dqn, sac = (next(row for row in ROWS if row.algo == algo) for algo in ("ppo", "dqn", "sac"))
-    for side in ours:
+    for side in OURS:
         for num_envs in (1, 4, 16, 64, 256):
             row = replace(ppo, num_envs=num_envs, steps=10_000, params={**ppo.params, "num_steps": 256})
             measured = Measurement(**take(Job("measure", row, side, row.budget(1.0))))
@@ -133,28 +133,34 @@ def describe_versions() -> dict[str, str]:
 
 
 def measure_all(args: argparse.Namespace) -> Report:
-    """Every row asked for with our parts, growth, further returns; the JSON file is written after every row."""
-    from speed_ours import can_compile
+    """Every row asked for with our parts, then growth, then further returns; what there is, is kept in between."""
+    from speed_ours import auto_compiles
 
-    ours: list[Side] = ["eager", "compiled"] if can_compile() else ["eager"]
     date = time.strftime("%Y-%m-%d")
     report = Report(date, describe_versions(), describe_machine(), args.rounds, args.steps_scale)
-    rows, sides = chosen_rows(args.rows), ["sb3", *ours]
+    rows = chosen_rows(args.rows)
     for row in rows:
-        for each in measure_row(row, sides, rounds=args.rounds, scale=args.steps_scale):
+        for each in measure_row(row, tuple(SIDE_NAMES), rounds=args.rounds, scale=args.steps_scale):
             report.measurements.append(each)
             print(
                 f"{row.name} round {each.round + 1}, {each.side}, threads {each.threads}: "
                 f"{each.steps_per_wall_second:,.0f} steps/s wall, {each.steps_per_cpu_second:,.0f} CPU",
                 flush=True,
             )
-        report.splits += [split_row(row, side, args.steps_scale) for side in ours]
-        if args.output:
-            save_report(args.output, report)
+        report.splits += [split_row(row, side, args.steps_scale) for side in OURS]
+        keep(report, args.output)
     if args.growth:
-        report.growth += measure_growth(ours)
-    report.outcomes += train_further(rows, sides, runs=args.further_runs, scale=args.steps_scale)
+        report.growth += measure_growth()
+    report.compiled_by_auto += [row.name for row in rows if auto_compiles(row)]
+    keep(report, args.output)
+    report.outcomes += train_further(rows, tuple(SIDE_NAMES), runs=args.further_runs, scale=args.steps_scale)
     return report
+
+
+def keep(report: Report, path: Path | None) -> None:
+    """Write what there is so far to the JSON file, if one is wanted."""
+    if path is not None:
+        save_report(path, report)
 
 
 def chosen_rows(names: Sequence[str]) -> list[Row]:
@@ -206,8 +212,7 @@ def publish(report: Report, args: argparse.Namespace) -> None:
     rows = [row_table(report, name) for name in report.row_names()]
     for table in (*rows, split_table(report), *([growth_table(report)] if report.growth else [])):
         print(f"{table}\n", flush=True)
-    if args.output:
-        save_report(args.output, report)
+    keep(report, args.output)
     if args.chart:
         draw_chart(args.chart, report)
     if args.chart and report.growth:

@@ -247,6 +247,8 @@ class Report:
     outcomes: list[Outcome] = field(default_factory=list)
     splits: list[Split] = field(default_factory=list)
     growth: list[Growth] = field(default_factory=list)
+    compiled_by_auto: list[str] = field(default_factory=list)
+    """The rows of which `compile: auto` would compile a million env steps, by what compiling took here."""
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> "Report":

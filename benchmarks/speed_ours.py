@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from speed_common import Job, Measurement, Stretch, make_measurement, take_moment
+from speed_common import Job, Measurement, Row, Stretch, make_measurement, take_moment
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.experiment.config import TrainConfig
@@ -11,16 +11,11 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, read_metrics
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import TrainerState
-
-
-def can_compile() -> bool:
-    """Whether a config can ask for compiled updates."""
-    return "compile" in TrainConfig.model_fields
+from rl_training.runtime.wiring import with_resolved_compile
 
 
 def make_config(job: Job, output_dir: Path) -> TrainConfig:
     """No evaluation, one log and one checkpoint at the end, one checkpoint at the beginning."""
-    choice = {"compile": "on" if job.side == "compiled" else "off"} if can_compile() else {}
     return TrainConfig(
         algo=job.row.algo,
         env_id=job.row.env_id,
@@ -35,9 +30,15 @@ def make_config(job: Job, output_dir: Path) -> TrainConfig:
         log_interval=job.steps,
         checkpoint_interval=0,
         checkpoint_seconds=0.0,
+        compile="on" if job.side == "compiled" else "off",
         algo_kwargs=dict(job.row.params),
-        **choice,
     )
+
+
+def auto_compiles(row: Row) -> bool:
+    """Whether `compile: auto` compiles a million env steps of a row, as far as the time for that is known."""
+    config = make_config(Job("measure", row, "eager", 1_000_000), Path()).model_copy(update={"compile": "auto"})
+    return with_resolved_compile(config, get_algorithm_spec(row.algo).resolve_params_fn(config)).compile == "on"
 
 
 class UpdateClock(Callback):

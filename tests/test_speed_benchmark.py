@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import speed
 from speed_common import ROWS, Growth, Job, Measurement, Outcome, Report, Row, Side, Split
-from speed_ours import make_config
+from speed_ours import auto_compiles, make_config
 from speed_parts import PARTS, gradient_passes, split
 from speed_report import (
     break_even,
@@ -28,6 +28,7 @@ from speed_report import (
     summarise,
 )
 
+from rl_training.compiling import remember_compiling
 from rl_training.experiment.registry import get_algorithm_spec
 
 
@@ -76,6 +77,13 @@ def test_every_row_is_a_valid_config_of_ours(row: Row, tmp_path: Path) -> None:
     assert (config.eval_episodes, config.checkpoint_interval, config.checkpoint_seconds) == (0, 0, 0.0)
     assert row.budget(1.0) == row.steps  # whole updates already
     assert row.budget(1e-9) % row.steps_per_update == 0
+
+
+def test_auto_compiles_the_rows_that_earn_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for seconds, compiled in ((1e-3, "A1 A2 B C D"), (15.0, "A2 B C D"), (1e4, "")):
+        remember_compiling(seconds)
+        assert " ".join(row.name for row in ROWS if auto_compiles(row)) == compiled
 
 
 def test_the_rows_do_the_work_that_they_are_named_for() -> None:
@@ -285,7 +293,8 @@ def test_the_page_says_when_compiling_is_got_back() -> None:
     compiled = measured("A1", "compiled", (640.0,)) + measured("A1", "compiled", (640.0,), warmup_seconds=12.5)
     sides = measured("A1", "sb3", (100.0,)), measured("A1", "eager", (320.0,))
     unclear = measured("B", "sb3", (100.0,)), measured("B", "eager", (320.0,)), measured("B", "compiled", (320.0,))
-    page = document(report_of(*sides, compiled, *unclear))
+    page = document(report_of(*sides, compiled, *unclear, compiled_by_auto=["A1"]))
+    assert "of a million env steps it compiles A1, the others" in page
     assert "about so many env steps: A1 3,400; later" in page  # 10.5 s, at 1 / 160 - 1 / 320 s per step: 3,360
     assert break_even(summarise(report_of(*sides), "A1")) is None
     assert "so many env steps" not in document(report_of(*sides))
