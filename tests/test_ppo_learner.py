@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rl_training.algorithms.optim import FlatAdam
+from rl_training.algorithms.optim import FlatAdam, ScalarAdam
 from rl_training.algorithms.ppo import LOSS_METRICS, PPOLearner
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.experiment.config import TrainConfig
@@ -221,6 +222,23 @@ def test_an_adam_that_has_not_begun_loads_an_empty_state() -> None:
     assert weights.tolist() == pytest.approx([0.5] * 3)
     with pytest.raises(ValueError, match=r"mean of shape \(3,\) does not fit \(2,\)"):
         FlatAdam(torch.ones(2)).load_state_dict(optimizer.state_dict())
+
+
+def test_the_adam_of_a_number_is_torchs_and_goes_on_where_it_stopped() -> None:
+    ours, theirs = ScalarAdam(0.3), torch.tensor([0.3], dtype=torch.float64)
+    torchs = torch.optim.Adam([theirs], lr=0.1)
+    for step in range(20):
+        theirs.grad = torch.tensor([math.sin(step) + 0.2], dtype=torch.float64)
+        torchs.step()
+        ours.step(theirs.grad.item(), 0.1)
+        again = ScalarAdam(ours.value)
+        again.load_state_dict(ours.state_dict())
+        ours = again
+    assert ours.value == pytest.approx(theirs.item(), rel=1e-12)
+    flat = FlatAdam(torch.tensor([0.3]))  # which checkpoints had before
+    flat.step(torch.tensor([0.5]), 0.1)
+    ours.load_state_dict(flat.state_dict())
+    assert ours.state_dict()["mean"].item() == pytest.approx(0.05)
 
 
 def test_the_buffer_keeps_the_unclipped_continuous_action() -> None:

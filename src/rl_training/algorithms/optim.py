@@ -82,6 +82,33 @@ class FlatAdam:
         return {"mean": self._mean, "square": self._square, "steps": self._steps}
 
 
+class ScalarAdam:
+    """Adam for a single number, in Python: a kernel for it takes ten times as long, and waits for a GPU."""
+
+    def __init__(self, value: float, eps: float = 1e-8) -> None:
+        self.value = value
+        self._eps = eps
+        self._mean, self._square, self._steps = 0.0, 0.0, 0
+
+    def step(self, gradient: float, learning_rate: float) -> None:
+        """Move the value against `gradient`."""
+        self._steps += 1
+        self._mean += (1 - ADAM_BETAS[0]) * (gradient - self._mean)
+        self._square += (1 - ADAM_BETAS[1]) * (gradient * gradient - self._square)
+        rate = learning_rate / (1 - ADAM_BETAS[0] ** self._steps)
+        spread = math.sqrt(self._square / (1 - ADAM_BETAS[1] ** self._steps))
+        self.value -= rate * self._mean / (spread + self._eps)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The moments and the number of steps, named as those of `FlatAdam`."""
+        numbers = {"mean": self._mean, "square": self._square, "steps": self._steps}
+        return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on where `state` stopped; that of a `FlatAdam` over one number is taken too."""
+        self._mean, self._square, self._steps = state["mean"].item(), state["square"].item(), int(state["steps"].item())
+
+
 def mean_numbers(names: Iterable[str], watched: Sequence[Sequence[float]]) -> dict[str, int | float]:
     """The named numbers, each averaged over the steps taken."""
     return {name: sum(values) / len(values) for name, values in zip(names, zip(*watched, strict=True), strict=True)}

@@ -1,5 +1,6 @@
 """Soft actor-critic (Haarnoja et al. 2018): its parameters, its losses, and the learner, in that order."""
 
+import math
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from rl_training.algorithms.base import (
     OffPolicyParams,
     UpdateResult,
 )
-from rl_training.algorithms.optim import Descent, FlatAdam, mean_numbers
+from rl_training.algorithms.optim import Descent, ScalarAdam, mean_numbers
 from rl_training.algorithms.whole_step import Networks, Settings, Slope
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
@@ -81,13 +82,11 @@ class SACLearner:
         self._stream = setup.stream  # noise of the actions that the update imagines
         self._target = critics.params.twin()
         self._device = self._target.flat.device
-        start = 1.0 if params.alpha == "auto" else params.alpha
-        self._log_alpha = torch.tensor([start], device=self._device).log()
+        self._log_alpha = ScalarAdam(math.log(1.0 if params.alpha == "auto" else params.alpha))
         networks = {"actor": policy.params, "critics": critics.params}
         self._actor_descent = Descent(networks, self._actor_slope, compile_as=setup.compile_as)
         networks = {"critics": critics.params, "target": self._target, "actor": policy.params}
         self._critic_descent = Descent(networks, self._critic_slope, compile_as=setup.compile_as)
-        self._alpha_optimizer = FlatAdam(self._log_alpha)
         self.normalizer = ExperienceNormalizer(policy.encoder, params)
         self._num_updates = 0
 
@@ -114,7 +113,7 @@ class SACLearner:
                 repeats = range(self.params.policy_delay)
                 actor_numbers += [self._draw_and_take(ACTOR_STEP, batch, learning_rate) for _ in repeats]
         self.policy.params.sync_host()
-        metrics: dict[str, int | float] = {"learning_rate": learning_rate, "ent_coef": self._log_alpha.exp().item()}
+        metrics: dict[str, int | float] = {"learning_rate": learning_rate, "ent_coef": math.exp(self._log_alpha.value)}
         metrics |= mean_numbers(("critic_loss", "q_mean", "critic_grad_norm"), critic_numbers)
         if actor_numbers:
             metrics |= mean_numbers(("actor_loss", "entropy", "actor_grad_norm"), actor_numbers)
@@ -123,7 +122,7 @@ class SACLearner:
     def _draw_and_take(self, name: str, batch: Batch, learning_rate: float) -> list[float]:
         noise = self._stream.standard_normal(batch["actions"].shape, dtype=np.float32)
         batch = {**batch, "noise": torch.from_numpy(noise).to(self._device)}
-        settings = {"learning_rate": learning_rate, "alpha": self._log_alpha.exp().item()}
+        settings = {"learning_rate": learning_rate, "alpha": math.exp(self._log_alpha.value)}
         return self.take(GradientStep(name, batch, settings))
 
     def take(self, step: GradientStep) -> list[float]:
@@ -135,8 +134,7 @@ class SACLearner:
         watched = self._actor_descent.take(step).watched
         if self.params.alpha == "auto":
             # The gradient of -log_alpha * (log-prob + target): alpha rises while the entropy is below its target.
-            gradient = torch.tensor([watched[1] - self.target_entropy], device=self._device)
-            self._alpha_optimizer.step(gradient, step.settings["learning_rate"])
+            self._log_alpha.step(watched[1] - self.target_entropy, step.settings["learning_rate"])
         return watched
 
     def _critic_slope(self, networks: Networks, batch: Batch, settings: Settings) -> Slope:
@@ -168,10 +166,10 @@ class SACLearner:
             "policy": self.policy.state_dict(),
             "critics": self.critics.params.state_dict(),
             "target": self._target.flat.cpu().clone(),
-            "log_alpha": self._log_alpha.cpu().clone(),
+            "log_alpha": torch.tensor([self._log_alpha.value], dtype=torch.float64),
             "actor_optimizer": self._actor_descent.adam.state_dict(),
             "critic_optimizer": self._critic_descent.adam.state_dict(),
-            "alpha_optimizer": self._alpha_optimizer.state_dict(),
+            "alpha_optimizer": self._log_alpha.state_dict(),
             "rewards": self.normalizer.rewards.state_dict(),
             "noise_stream": self._stream.bit_generator.state,
             "num_updates": self._num_updates,
@@ -182,10 +180,10 @@ class SACLearner:
         self.policy.load_state_dict(state["policy"])
         self.critics.params.load_state_dict(state["critics"])
         self._target.set(state["target"])
-        self._log_alpha.copy_(state["log_alpha"])
+        self._log_alpha.value = state["log_alpha"].item()
         self._actor_descent.adam.load_state_dict(state["actor_optimizer"])
         self._critic_descent.adam.load_state_dict(state["critic_optimizer"])
-        self._alpha_optimizer.load_state_dict(state["alpha_optimizer"])
+        self._log_alpha.load_state_dict(state["alpha_optimizer"])
         self.normalizer.rewards.load_state_dict(state["rewards"])
         self._stream.bit_generator.state = state["noise_stream"]
         self._num_updates = int(state["num_updates"])
