@@ -29,6 +29,7 @@ from rl_training.envs.native import NativeEpisodeVectorEnv
 from rl_training.envs.vector import SyncEpisodeVectorEnv
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.policies.actor_critic import ActorCritic
+from rl_training.policies.mlp import product
 from rl_training.policies.q_network import QNetwork
 from rl_training.policies.soft_actor_critic import NUM_CRITICS, SquashedActor
 from rl_training.runtime.run_utils import limited_threads
@@ -203,7 +204,7 @@ def _products_seconds(job: Job) -> float:
 
     def multiply() -> None:
         for left, right in pairs:
-            torch.mm(left, right)
+            product(left, right)
 
     return _seconds_per_call(multiply)
 
