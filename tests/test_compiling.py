@@ -156,6 +156,7 @@ SMALL, LARGE = 64 * 64, 256 * 256
 def test_auto_weighs_the_planned_steps_against_the_time_seen_here(tmp_path: Path) -> None:
     assert not compiling_pays(10_000, LARGE)  # unknown: taken to cost 20 s
     assert compiling_pays(20_000, LARGE)
+    assert not compiling_pays(20_000, LARGE, graphs=2)
     assert not compiling_pays(70_000, SMALL)
     assert compiling_pays(80_000, SMALL)
     remember_compiling(5.0)
@@ -187,6 +188,7 @@ def test_auto_is_decided_once_by_the_planned_gradient_steps(
     resolved = get_algorithm_spec(algo).resolve_params_fn(config)
     assert resolved.planned_gradient_steps(1_000_000, 8) == planned  # type: ignore[attr-defined]  # ours all have it
     assert with_resolved_compile(config, resolved).compile == ("off" if algo == "ppo" else "on")
+    assert resolved.graphs == (2 if algo == "sac" else 1)  # type: ignore[attr-defined]
     fixed = config.model_copy(update={"compile": "off"})
     assert with_resolved_compile(fixed, resolved) is fixed
 

@@ -238,6 +238,7 @@ def test_the_adam_of_a_number_is_torchs_and_goes_on_where_it_stopped() -> None:
     flat = FlatAdam(torch.tensor([0.3]))  # which checkpoints had before
     flat.step(torch.tensor([0.5]), 0.1)
     ours.load_state_dict(flat.state_dict())
+    ours.load_state_dict({})  # one that had not begun
     assert ours.state_dict()["mean"].item() == pytest.approx(0.05)
 
 

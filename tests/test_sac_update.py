@@ -142,6 +142,21 @@ def test_the_target_entropy_is_minus_the_action_dimensions_unless_given() -> Non
     assert make_learner(target_entropy=-0.5).target_entropy == -0.5
 
 
+def test_a_temperature_of_single_precision_is_loaded() -> None:
+    learner = make_learner()
+    state = learner.state_dict()
+    state |= {"log_alpha": torch.tensor([0.5]), "alpha_optimizer": {}}  # as older checkpoints have it
+    learner.load_state_dict(state)
+    assert learner.alpha == math.exp(0.5)
+
+
+def test_a_temperature_that_has_run_away_is_refused_and_not_an_overflow() -> None:
+    learner = make_learner()
+    learner._log_alpha.value = 800.0
+    with pytest.raises(NonFiniteUpdateError, match="critic step"):
+        learner.update(make_replay(), step=20, num_gradient_steps=1)
+
+
 @pytest.mark.parametrize(("target", "rises"), [(100.0, True), (-100.0, False)])
 def test_the_temperature_rises_while_entropy_is_below_its_target(target: float, rises: bool) -> None:
     learner = make_learner(target_entropy=target)

@@ -111,6 +111,11 @@ class LearnerParams(StrictModel):
         """Transitions that one gradient step learns from."""
         return 1
 
+    @property
+    def graphs(self) -> int:
+        """Different gradient steps, each of which is compiled by itself."""
+        return 1
+
     def network(self, device: torch.device) -> NetworkSpec:
         """What the networks have in common."""
         return NetworkSpec(self.hidden_sizes, self.activation, device, self.normalize_obs)

@@ -1,4 +1,7 @@
-"""Adam on one flat parameter vector: clipping and the step are one call each, and only finite ones are taken."""
+"""Adam on one flat parameter vector: clipping and the step are one call each, and only finite ones are taken.
+
+And Adam on one number.
+"""
 
 import math
 import warnings
@@ -13,6 +16,8 @@ from rl_training.algorithms.step_packages import CompiledStep, load_step
 from rl_training.algorithms.whole_step import ADAM_BETAS, SlopeFn, WholeStep, with_norm
 from rl_training.errors import NonFiniteUpdateError, told
 from rl_training.policies.host import HostedParams
+
+_EPS = 1e-8
 
 
 def check_finite(loss: float, gradient_norm: float, step: GradientStep) -> None:
@@ -42,7 +47,7 @@ class FlatAdam:
     takes a second to import the compiler that it never uses here.
     """
 
-    def __init__(self, flat: Tensor, eps: float = 1e-8) -> None:
+    def __init__(self, flat: Tensor, eps: float = _EPS) -> None:
         self._flat = flat
         self.eps = eps
         self._mean, self._square = torch.zeros_like(flat), torch.zeros_like(flat)  # running moments of the gradient
@@ -85,9 +90,8 @@ class FlatAdam:
 class ScalarAdam:
     """Adam for a single number, in Python: a kernel for it takes ten times as long, and waits for a GPU."""
 
-    def __init__(self, value: float, eps: float = 1e-8) -> None:
+    def __init__(self, value: float) -> None:
         self.value = value
-        self._eps = eps
         self._mean, self._square, self._steps = 0.0, 0.0, 0
 
     def step(self, gradient: float, learning_rate: float) -> None:
@@ -97,15 +101,17 @@ class ScalarAdam:
         self._square += (1 - ADAM_BETAS[1]) * (gradient * gradient - self._square)
         rate = learning_rate / (1 - ADAM_BETAS[0] ** self._steps)
         spread = math.sqrt(self._square / (1 - ADAM_BETAS[1] ** self._steps))
-        self.value -= rate * self._mean / (spread + self._eps)
+        self.value -= rate * self._mean / (spread + _EPS)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The moments and the number of steps, named as those of `FlatAdam`."""
+        """The moments and the number of steps, named as those of `FlatAdam`; not the value."""
         numbers = {"mean": self._mean, "square": self._square, "steps": self._steps}
         return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on where `state` stopped; that of a `FlatAdam` over one number is taken too."""
+        """Go on where `state` stopped, also that of a `FlatAdam` over one number; an empty one has not begun."""
+        if not state:
+            return
         self._mean, self._square, self._steps = state["mean"].item(), state["square"].item(), int(state["steps"].item())
 
 
@@ -132,7 +138,7 @@ class Descent:
         networks: Mapping[str, HostedParams],
         slope: SlopeFn,
         *,
-        eps: float = 1e-8,
+        eps: float = _EPS,
         max_norm: float = math.inf,
         compile_as: str | None = None,
     ) -> None:

@@ -46,6 +46,11 @@ class SACParams(OffPolicyParams):
     policy_delay: PositiveInt = 1
     """Critic updates per update of actor and temperature, which is then repeated that often."""
 
+    @property
+    def graphs(self) -> int:
+        """The critics' step and the actor's."""
+        return 2
+
 
 def soft_targets(batch: Batch, next_values: Tensor, next_logprobs: Tensor, alpha: float | Tensor) -> Tensor:
     """Reward plus the discounted soft value: the lower of the two target critics, and the entropy bonus."""
@@ -90,6 +95,11 @@ class SACLearner:
         self.normalizer = ExperienceNormalizer(policy.encoder, params)
         self._num_updates = 0
 
+    @property
+    def alpha(self) -> float:
+        """The temperature now; one that has run away is too large for float32, so that its step is refused."""
+        return math.exp(min(self._log_alpha.value, 700.0))
+
     def act(self, obs: Array, step: int) -> Array:
         """Uniform actions in the warm-up, then the policy's own draws."""
         if step < self.params.learning_starts:
@@ -113,7 +123,7 @@ class SACLearner:
                 repeats = range(self.params.policy_delay)
                 actor_numbers += [self._draw_and_take(ACTOR_STEP, batch, learning_rate) for _ in repeats]
         self.policy.params.sync_host()
-        metrics: dict[str, int | float] = {"learning_rate": learning_rate, "ent_coef": math.exp(self._log_alpha.value)}
+        metrics: dict[str, int | float] = {"learning_rate": learning_rate, "ent_coef": self.alpha}
         metrics |= mean_numbers(("critic_loss", "q_mean", "critic_grad_norm"), critic_numbers)
         if actor_numbers:
             metrics |= mean_numbers(("actor_loss", "entropy", "actor_grad_norm"), actor_numbers)
@@ -122,7 +132,7 @@ class SACLearner:
     def _draw_and_take(self, name: str, batch: Batch, learning_rate: float) -> list[float]:
         noise = self._stream.standard_normal(batch["actions"].shape, dtype=np.float32)
         batch = {**batch, "noise": torch.from_numpy(noise).to(self._device)}
-        settings = {"learning_rate": learning_rate, "alpha": math.exp(self._log_alpha.value)}
+        settings = {"learning_rate": learning_rate, "alpha": self.alpha}
         return self.take(GradientStep(name, batch, settings))
 
     def take(self, step: GradientStep) -> list[float]:

@@ -155,7 +155,8 @@ def _set_up_compiler(*, on_cpu: bool) -> None:
     config = torch._inductor.config
     config.pattern_matcher = not on_cpu  # it would join products and sums again, and copy every bias
     config.cpp.vec_isa_ok = True  # torch knows the processor's vectors; to try the compiler's takes 6 s
-    config.aot_inductor.precompile_headers = False  # 8 s and 300 MB for the first package, to save 2 s with each other
+    if hasattr(config.aot_inductor, "precompile_headers"):  # not in every torch
+        config.aot_inductor.precompile_headers = False  # 8 s and 300 MB for the first package, to save 2 s in others
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -178,5 +178,5 @@ class TwinCritics:
         for index in reversed(range(len(self.layers))):
             yield index, slopes
             if index:
-                slopes = slopes @ params[self.layers[index][0]].transpose(1, 2)
+                slopes = slopes @ params[self.layers[index][0]].mT
                 slopes = through_activation(self.activation, slopes, trace[index])

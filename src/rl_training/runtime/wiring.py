@@ -33,7 +33,7 @@ def with_resolved_compile(config: TrainConfig, params: StrictModel) -> TrainConf
     pays = False
     if isinstance(params, LearnerParams):
         steps = params.planned_gradient_steps(config.total_timesteps, config.num_envs)
-        pays = compiling_pays(steps, params.rows_per_step * max(params.hidden_sizes))
+        pays = compiling_pays(steps, params.rows_per_step * max(params.hidden_sizes), params.graphs)
     return config.model_copy(update={"compile": "on" if pays else "off"})
 
 
