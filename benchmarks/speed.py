@@ -148,10 +148,10 @@ def measure_all(args: argparse.Namespace) -> Report:
                 flush=True,
             )
         report.splits += [split_row(row, side, args.steps_scale) for side in OURS]
+        report.compiled_by_auto += [row.name] if auto_compiles(row) else []
         keep(report, args.output)
     if args.growth:
         report.growth += measure_growth()
-    report.compiled_by_auto += [row.name for row in rows if auto_compiles(row)]
     keep(report, args.output)
     report.outcomes += train_further(rows, tuple(SIDE_NAMES), runs=args.further_runs, scale=args.steps_scale)
     return report

@@ -44,7 +44,7 @@ class Summary:
     episode_return: float | None
     """Mean over all runs, whatever the number of threads."""
     return_error: float
-    """Standard error of that mean."""
+    """Standard error of that mean; 0 where a single run does not tell."""
     runs: int
     ratio: Ratio | None
     counts: bool
@@ -172,7 +172,8 @@ def row_table(report: Report, name: str) -> str:
 def _told_return(summary: Summary) -> str:
     if summary.episode_return is None:
         return "-"
-    return f"{summary.episode_return:,.1f} +- {summary.return_error:,.1f} ({summary.runs})"
+    error = f" +- {summary.return_error:,.1f}" if summary.runs > 1 else ""
+    return f"{summary.episode_return:,.1f}{error} ({summary.runs})"
 
 
 def _verdict(report: Report, summary: Summary) -> str:
@@ -310,9 +311,9 @@ not measured.
   rounds, with the lowest and the highest. The sides alternate within a round, and change order from round to round.
 - **memory**: the highest resident size of the process.{compiling}
 - **return**: mean over the last training episodes of a run (up to 100), then over all runs of a side, with its standard
-  error. Each run has a seed of its own; some are trained for their return alone, several at once. A ratio does not
-  count when our return is lower than SB3's by more than {tolerance:.0%} of its absolute value and by more than two
-  standard errors of the difference. This is judged at the full budget only.
+  error. Each run has a seed of its own. A ratio does not count when our return is lower than SB3's by more than
+  {tolerance:.0%} of its absolute value and by more than two standard errors of the difference. This is judged at the
+  full budget only.{further}
 """
 
 
@@ -344,6 +345,7 @@ def document(report: Report, chart_links: Sequence[str] = ()) -> str:
             threads=", ".join(str(number) for number in threads),
             tolerance=TOLERANCE,
             compiling=_compiling_memory(report),
+            further=" Some runs are trained for their returns alone, several at once." if report.outcomes else "",
         ).strip(),
     ]
     return "\n\n".join([*sections, *_split_section(report), *_growth_section(report, chart_links[1:])]) + "\n"

@@ -48,7 +48,7 @@ class Receipt(StrictModel):
     interval: tuple[float, float] | None
     """Of the interquartile mean, 95 %; none for a single seed."""
     compile: Literal["on", "off"] | None = None
-    """Whether the updates were compiled, which decides their last bits, and with them where a seed ends.
+    """Whether updates were to be compiled, which decides their last bits, and with them where a seed ends.
 
     None in receipts from before this was recorded.
     """

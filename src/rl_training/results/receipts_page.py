@@ -22,7 +22,7 @@ _HEAD = """\
 Made by `rl-training benchmark SUITE --document docs/benchmarks.md` from the receipts in
 [`src/rl_training/receipts`](../src/rl_training/receipts), which hold every seed, versions, hardware, commit and the
 SHA-256 of the preset. `rl-training benchmark --verify ppo/cartpole` trains a preset again, with compiled updates if the
-receipt's were (last column), and says whether it holds.
+receipt's were (last column; by the preset where it is empty), and says whether it holds.
 
 Returns are those of the final agent, not of the best one on the way, with the likeliest actions, over the given
 number of episodes per seed. IQM is the interquartile mean over seeds, with its 95 % bootstrap interval. RL Zoo's
