@@ -237,6 +237,8 @@ def test_the_gate_names_what_is_missed() -> None:
         "A1 compiled: 4.99 times SB3, the bar is 5",
         "D compiled: not measured, the bar is 2.5",
     ]
+    parts = Split("A1", "compiled", dict.fromkeys(PARTS, 20.0), 30.0, 0.4, 5.0, 24.0)
+    assert missed_bars(replace(report, splits=[parts]))[0].endswith("bare matrix products would take 80% of its time")
 
 
 def test_the_gate_reads_a_file_and_answers_by_exit_code(
