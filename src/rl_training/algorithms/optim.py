@@ -88,7 +88,7 @@ class FlatAdam:
 
 
 class ScalarAdam:
-    """Adam for a single number, in Python: a kernel for it takes ten times as long, and waits for a GPU."""
+    """Adam for a single number, in Python: a kernel for it takes twenty times as long, and waits for a GPU."""
 
     def __init__(self, value: float) -> None:
         self.value = value
