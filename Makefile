@@ -33,7 +33,7 @@ chaos: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[box2d,mujoco]"
 	$(BIN)/python benchmarks/chaos.py --output docs/chaos.md
 
-# Times training beside Stable-Baselines3; takes about an hour and a half on two cores, which must have nothing else to do.
+# Times training beside Stable-Baselines3; takes about an hour on two cores, which must have nothing else to do.
 bench: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench,mujoco,plots]"
 	$(BIN)/python benchmarks/speed.py --growth --further-runs 8 --output benchmarks/results/speed.json \

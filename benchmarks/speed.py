@@ -148,7 +148,8 @@ def measure_all(args: argparse.Namespace) -> Report:
                 flush=True,
             )
         report.splits += [split_row(row, side, args.steps_scale) for side in OURS]
-        report.compiled_by_auto += [row.name] if auto_compiles(row) else []
+        if auto_compiles(row):
+            report.compiled_by_auto.append(row.name)
         keep(report, args.output)
     if args.growth:
         report.growth += measure_growth()

@@ -154,23 +154,23 @@ SMALL, LARGE = 64 * 64, 256 * 256
 
 
 def test_auto_weighs_the_planned_steps_against_the_time_seen_here(tmp_path: Path) -> None:
-    assert not compiling_pays(10_000, LARGE)  # unknown: taken to cost 20 s
-    assert compiling_pays(20_000, LARGE)
+    assert not compiling_pays(10_000, LARGE, graphs=1)  # unknown: taken to cost 20 s
+    assert compiling_pays(20_000, LARGE, graphs=1)
     assert not compiling_pays(20_000, LARGE, graphs=2)
-    assert not compiling_pays(70_000, SMALL)
-    assert compiling_pays(80_000, SMALL)
+    assert not compiling_pays(70_000, SMALL, graphs=1)
+    assert compiling_pays(80_000, SMALL, graphs=1)
     remember_compiling(5.0)
     assert json.loads((tmp_path / "cache" / "rl_training" / "compiling.json").read_text()) == {"seconds": 5.0}
-    assert compiling_pays(20_000, SMALL)
-    assert not compiling_pays(19_000, SMALL)
+    assert compiling_pays(20_000, SMALL, graphs=1)
+    assert not compiling_pays(19_000, SMALL, graphs=1)
     (tmp_path / "cache" / "rl_training" / "compiling.json").write_text("torn")
-    assert not compiling_pays(70_000, SMALL)
+    assert not compiling_pays(70_000, SMALL, graphs=1)
 
 
 def test_what_cannot_be_remembered_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file in the way")
     remember_compiling(5.0)
-    assert not compiling_pays(10_000, LARGE)
+    assert not compiling_pays(10_000, LARGE, graphs=1)
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,16 @@ def test_auto_is_decided_once_by_the_planned_gradient_steps(
     resolved = get_algorithm_spec(algo).resolve_params_fn(config)
     assert resolved.planned_gradient_steps(1_000_000, 8) == planned  # type: ignore[attr-defined]  # ours all have it
     assert with_resolved_compile(config, resolved).compile == ("off" if algo == "ppo" else "on")
-    assert resolved.graphs == (2 if algo == "sac" else 1)  # type: ignore[attr-defined]
     fixed = config.model_copy(update={"compile": "off"})
     assert with_resolved_compile(fixed, resolved) is fixed
+
+
+@pytest.mark.parametrize(("algo", "decided"), [("dqn", "on"), ("sac", "off")])
+def test_auto_waits_for_every_graph_of_an_algorithm(make_config: MakeConfig, algo: str, decided: str) -> None:
+    params = {"learning_starts": 0, "train_frequency": 1, "gradient_steps": 1, "batch_size": 64, "hidden_sizes": [64]}
+    config = make_config(algo=algo, total_timesteps=100_000, algo_kwargs=params)
+    remember_compiling(15.0)  # the run gets back 26 s, and SAC waits twice
+    assert with_resolved_compile(config, get_algorithm_spec(algo).resolve_params_fn(config)).compile == decided
 
 
 def test_a_short_run_is_not_compiled_and_its_checkpoint_says_so(make_config: MakeConfig) -> None:

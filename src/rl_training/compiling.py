@@ -9,7 +9,7 @@ _SAVED_PER_UNIT = 1.5e-8  # seconds per transition and unit of a layer, which fu
 _UNKNOWN_SECONDS = 20.0  # what compiling is taken to cost where it has not been seen yet
 
 
-def compiling_pays(gradient_steps: int, units: int, graphs: int = 1) -> bool:
+def compiling_pays(gradient_steps: int, units: int, graphs: int) -> bool:
     """Whether a run gets back the time that compiling took here the last time; later runs of its settings gain all.
 
     `units` is the size of a batch times that of a layer, `graphs` how many different steps are to be compiled.

@@ -1,7 +1,4 @@
-"""Adam on one flat parameter vector: clipping and the step are one call each, and only finite ones are taken.
-
-And Adam on one number.
-"""
+"""Adam on one flat parameter vector, clipped and only while all is finite; and Adam on one number."""
 
 import math
 import warnings
