@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
-from chaos import HiddenWalk
+from chaos_envs import HiddenWalk
 from gymnasium import spaces
 
 
@@ -219,6 +219,24 @@ class StateEnv(HiddenWalk):
     def set_state(self, state: dict[str, Any]) -> None:
         self.hidden, self.steps = float(state["hidden"]), state["steps"]
         self.np_random.bit_generator.state, self.noise.bit_generator.state = state["generators"]
+
+
+class RewardedEnv(CountingEnv):
+    """Pays more once an episode of at least ten steps has had no action but 1."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=12)
+        self.bonus, self.ones = 0.0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.bonus, self.ones = (1.0 if self.ones >= 10 else self.bonus), 0
+        self.shown[0] = -1.0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.ones = self.ones + 1 if action == 1 else -100
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward + self.bonus, terminated, truncated, info
 
 
 class SlowEnv(StepEnv):

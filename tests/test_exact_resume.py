@@ -13,8 +13,10 @@ import sample_envs
 from chaos import result_of as outcome
 from conftest import MakeConfig
 
-from rl_training.envs.episodes import RunningEpisode
+from rl_training.envs.replay_check import find_difference
 from rl_training.envs.restore import restore_env
+from rl_training.envs.samples import RunningEpisode
+from rl_training.envs.vector import SyncEpisodeVectorEnv
 from rl_training.errors import EnvironmentStepError, TrainingInterrupted
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.config import TrainConfig
@@ -28,9 +30,9 @@ from rl_training.runtime.workflows import resume_training
 RUNS = [
     ("ppo", "CartPole-v1", {"normalize_obs": True, "normalize_rewards": True}),
     ("ppo", "Pendulum-v1", {}),
-    ("ppo", "chaos:HiddenWalk-v0", {}),
+    ("ppo", "chaos_envs:HiddenWalk-v0", {}),
     ("dqn", "CartPole-v1", {"prioritized": True, "n_step": 3, "normalize_obs": True, "normalize_rewards": True}),
-    ("dqn", "chaos:HiddenWalk-v0", {}),
+    ("dqn", "chaos_envs:HiddenWalk-v0", {}),
     ("sac", "Pendulum-v1", {"normalize_obs": True}),
 ]
 
@@ -90,7 +92,7 @@ def test_correlated_noise_goes_on_where_it_stopped_and_is_the_same_sync_or_async
     for vectorization in ("sync", "async"):
         config = make_config(
             algo=algo,
-            env_id="chaos:HiddenWalk-v0",  # short episodes, so that the noise begins anew on the way
+            env_id="chaos_envs:HiddenWalk-v0",  # short episodes, so that the noise begins anew on the way
             env_kwargs={"continuous": True},
             vectorization=vectorization,
             num_envs=2,
@@ -149,7 +151,7 @@ def test_a_step_that_failed_is_taken_again_as_it_was(
 @pytest.mark.parametrize("event", ["on_train_start", "on_collect_end", "on_update_end", "on_eval_end"])
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_a_run_that_a_callback_broke_goes_on_exactly(make_config: MakeConfig, algo: str, event: str) -> None:
-    config = make_config(algo=algo, env_id="chaos:HiddenWalk-v0", num_envs=2, total_timesteps=192)
+    config = make_config(algo=algo, env_id="chaos_envs:HiddenWalk-v0", num_envs=2, total_timesteps=192)
     straight = outcome(train(config))
 
     class Break(Callback):
@@ -208,6 +210,67 @@ def test_an_env_that_cannot_be_brought_back_begins_anew_and_the_run_says_so(make
     assert load_checkpoint(find_checkpoint(run_dir)).trainer_state["global_step"] == 128
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("name", ["WornWalk", "CountedWalk", "UnseededWalk", "ForgetfulWalk", "LaggingWalk"])
+def test_a_resume_is_not_called_exact_when_the_env_remembers_more_than_a_replay_brings_back(
+    make_config: MakeConfig, name: str, vectorization: str
+) -> None:
+    config = make_config(
+        env_id=f"chaos_envs:{name}-v0", vectorization=vectorization, num_envs=2, total_timesteps=448, eval_episodes=0
+    )
+    run_dir = train(config, SignalAt(380, "collect"))
+    with pytest.warns(UserWarning, match=r"resumed from step \d+ \(not exact: "):
+        resume_training(run_dir)
+    (note,) = read_metadata(context_of(run_dir))["resumed"]
+    assert not note["exact"]
+    assert any("does not replay: " in reason for reason in note["reasons"])
+
+
+def test_a_memory_inside_a_wrapper_around_the_state_is_brought_back_by_replaying(make_config: MakeConfig) -> None:
+    config = make_config(env_id="chaos_envs:SmoothWalk-v0", num_envs=2, total_timesteps=192)
+    straight = outcome(train(config))
+    run_dir = train(config, SignalAt(70, "collect"))
+    assert load_checkpoint(find_checkpoint(run_dir)).trainer_state["envs"]["states"] == [None, None]
+    resume_training(run_dir)
+    assert outcome(run_dir) == straight
+    assert read_metadata(context_of(run_dir))["resumed"][0]["exact"]
+
+
+def test_bipedal_walker_is_not_called_exact(make_config: MakeConfig) -> None:
+    """Its physics world survives resets, and the difference often shows long after the checkpoint."""
+    pytest.importorskip("Box2D", reason="needs the extra `box2d`")
+    config = make_config(env_id="BipedalWalker-v3", num_envs=2, total_timesteps=640, eval_episodes=0)
+    run_dir = train(config, SignalAt(500, "collect"))
+    with pytest.warns(UserWarning, match="BipedalWalker-v3 does not replay: "):
+        resume_training(run_dir)
+
+
+def test_what_the_run_itself_did_is_compared_and_not_only_random_play() -> None:
+    """The env remembers an episode of nothing but ones, which random actions never are."""
+    envs = SyncEpisodeVectorEnv([sample_envs.RewardedEnv], run_seed=3)
+    obs, _ = envs.reset()
+    for _ in range(2):
+        envs.tracker.begin_samples(envs.state_dict()["states"], obs)
+        for _ in range(30):
+            obs, *_ = envs.step(np.array([1]))
+            if envs.tracker.ended[0]:
+                obs, _ = envs.reset()
+    samples = envs.tracker.recorder.samples()
+    assert find_difference(sample_envs.RewardedEnv, (), seed=3) is None
+    assert "behaved differently" in str(find_difference(sample_envs.RewardedEnv, samples, seed=3))
+
+
+def test_samples_are_part_of_checkpoints_and_survive_a_resume(make_config: MakeConfig) -> None:
+    config = make_config(env_id="chaos_envs:HiddenWalk-v0", num_envs=2, total_timesteps=448, eval_episodes=0)
+    run_dir = train(config, SignalAt(300, "collect"))
+    before = load_checkpoint(find_checkpoint(run_dir)).trainer_state["samples"]
+    assert any(sample["episode_number"] > 0 for sample in before)
+    resume_training(run_dir)
+    after = load_checkpoint(find_checkpoint(run_dir)).trainer_state["samples"]
+    assert len(after) > len(before)
+    assert digest(after[0]) == digest(before[0])
+
+
 def test_a_replay_that_earns_another_return_is_not_taken_for_the_same_episode() -> None:
     env = sample_envs.StepEnv()
     taken = RunningEpisode(seed=1, length=2, episode_return=2.0, actions=np.zeros(2, np.int64))
@@ -222,7 +285,7 @@ def test_an_episode_longer_than_what_is_kept_begins_anew(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rl_training.envs.episodes.EpisodeTracker.__init__.__defaults__", (5,))
-    config = make_config(env_id="chaos:HiddenWalk-v0", num_envs=2, total_timesteps=64)
+    config = make_config(env_id="chaos_envs:HiddenWalk-v0", num_envs=2, total_timesteps=64)
     run_dir = train(config)
     with pytest.warns(UserWarning, match="steps is too long to replay"):
         resume_training(run_dir, total_timesteps=128)

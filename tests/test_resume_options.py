@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,85 @@ def test_another_version_is_named(finished: TrainResult, capsys: pytest.CaptureF
     save_checkpoint(finished.checkpoint_path, state)
     assert main(["resume", str(finished.run_dir), "--total-timesteps", "192"]) == 0
     assert "resumed from step 128 (not exact: torch 1.0 then, " in capsys.readouterr().err
+
+
+def resumed_note(run_dir: Path, total_timesteps: int, changed: dict[str, Any]) -> dict[str, Any]:
+    """What the metadata says of a resume from a checkpoint whose own metadata was changed so."""
+    path = find_checkpoint(run_dir)
+    state = load_checkpoint(path)
+    state.metadata.update(changed)
+    save_checkpoint(path, state)
+    resume_training(run_dir, total_timesteps)
+    note: dict[str, Any] = read_metadata(context_of(run_dir))["resumed"][-1]
+    return note
+
+
+def test_another_simulator_or_another_source_of_the_env_is_named(make_config: MakeConfig) -> None:
+    run_dir = train_ppo(make_config(env_id="chaos_envs:HiddenWalk-v0")).run_dir
+    stored = load_checkpoint(find_checkpoint(run_dir)).metadata["versions"]
+    assert {"chaos_envs source", "rl_training source"} <= set(stored)
+    note = resumed_note(run_dir, 192, {"versions": {**stored, "mujoco": "1.0", "chaos_envs source": "0123"}})
+    assert note["reasons"] == [
+        f"chaos_envs source 0123 then, {stored['chaos_envs source']} now",
+        "mujoco 1.0 then, unknown now",
+    ]
+
+
+def test_another_processor_is_named(finished: TrainResult) -> None:
+    stored = load_checkpoint(finished.checkpoint_path).metadata["hardware"]
+    note = resumed_note(finished.run_dir, 192, {"hardware": {**stored, "vector instructions": "AVX9"}})
+    assert note["reasons"] == [f"vector instructions AVX9 then, {stored['vector instructions']} now"]
+    assert not note["exact"]
+
+
+def test_other_vector_instructions_are_noticed_in_another_process(finished: TrainResult) -> None:
+    stored = load_checkpoint(finished.checkpoint_path).metadata["hardware"]["vector instructions"]
+    command = [sys.executable, "-m", "rl_training", "resume", str(finished.run_dir), "--total-timesteps", "192"]
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
+    resumed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert f"not exact: vector instructions {stored} then, DEFAULT now" in resumed.stderr
+
+
+@pytest.mark.parametrize(
+    ("algo", "params", "expected"),
+    [
+        ("ppo", {}, []),
+        ("ppo", {"learning_rate": {"schedule": "linear", "start": 1e-3}}, ["learning_rate"]),
+        ("dqn", {}, ["exploration_fraction"]),
+        ("dqn", {"prioritized": True, "epsilon_start": 0.05}, ["priority_beta"]),
+        ("sac", {}, []),
+    ],
+)
+def test_a_larger_budget_is_named_when_a_schedule_follows_it(
+    make_config: MakeConfig, algo: str, params: dict[str, Any], expected: list[str]
+) -> None:
+    config = make_config(algo=algo, algo_kwargs=params)
+    run_dir = get_algorithm_spec(algo).train_fn(config).run_dir
+    note = resumed_note(run_dir, 192, {})
+    changed = f"total_timesteps 128 then, 192 now, which changes {', '.join(expected)}"
+    assert note["reasons"] == ([changed] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("compiler", "packages", "named"),
+    [
+        ("no-such-compiler", ["0" * 32], True),
+        ("no-such-compiler", [], True),
+        ("no-such-compiler", None, False),
+        ("true", ["0" * 32], True),  # found, but no compiler: noticed at the first update
+    ],
+)
+def test_updates_that_were_compiled_and_run_eagerly_now_are_named(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, compiler: str, packages: list[str] | None, named: bool
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.warns(UserWarning, match="compiling failed"):
+        run_dir = train_ppo(make_config(compile="on")).run_dir
+    assert load_checkpoint(find_checkpoint(run_dir)).metadata["packages"] is None
+    with pytest.warns(UserWarning, match="compiling failed"):
+        note = resumed_note(run_dir, 192, {"packages": packages})
+    assert note["reasons"] == (["updates were compiled then, they cannot be compiled here"] if named else [])
+    assert note["exact"] != named
 
 
 def test_an_exact_resume_says_so(finished: TrainResult, capsys: pytest.CaptureFixture[str]) -> None:

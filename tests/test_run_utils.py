@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -133,6 +134,8 @@ def test_metadata_says_who_what_where_when_and_with_which_versions(make_config: 
     assert metadata["host"]["cpu"] == cpu_name()
     assert metadata["started_at"]
     assert metadata["ended_at"] is None
+    sources = metadata["versions"].pop("rl_training source")  # tests run on a development install
+    assert re.fullmatch(r"[0-9a-f]{12}", sources)
     assert metadata["versions"] == {
         "rl_training": rl_training.__version__,
         "python": platform.python_version(),

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import sys
 from pathlib import Path
 
 _SAVED_PER_STEP = 2e-4  # seconds per gradient step, measured on one core
@@ -42,3 +44,9 @@ def cache_dir() -> Path:
     """Where this machine keeps what a later run may use again."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "rl_training"
+
+
+def compiler_found() -> bool:
+    """Whether there is a C++ compiler, where torch looks for one."""
+    default = "clang++" if sys.platform == "darwin" else "g++"
+    return shutil.which(os.environ.get("CXX", default)) is not None

@@ -1,7 +1,7 @@
 """What a learner looks like to the loops that drive it."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Problem
-from rl_training.experiment.schedules import PositiveSchedule
+from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Flag, Float, Int, PositiveInt, StrictModel, UnitFloat, config_error
 from rl_training.policies.base import Array, Policy
 from rl_training.policies.encoders import Encoder
@@ -75,6 +75,15 @@ class Learner(Protocol):
         """
 
 
+@runtime_checkable
+class CompilingLearner(Protocol):
+    """A learner whose updates can be compiled."""
+
+    @property
+    def packages(self) -> list[str] | None:
+        """The names of the compiled packages that were used so far; none when updates run eagerly."""
+
+
 class OnPolicyLearner(Learner, Protocol):
     """A learner that acts for a rollout, then learns from it once."""
 
@@ -115,6 +124,10 @@ class LearnerParams(StrictModel):
     def graphs(self) -> int:
         """Different gradient steps, each of which is compiled by itself."""
         return 1
+
+    def scheduled_names(self) -> list[str]:
+        """Return the names of the parameters whose values depend on the planned budget."""
+        return [name for name, value in self if isinstance(value, Schedule) and value.schedule != "constant"]
 
     def network(self, device: torch.device) -> NetworkSpec:
         """What the networks have in common."""

@@ -49,6 +49,12 @@ class DQNParams(OffPolicyParams):
     priority_beta: PositiveSchedule = Schedule(schedule="linear", start=0.4, end=1.0)
     """Strength of the importance weights."""
 
+    def scheduled_names(self) -> list[str]:
+        """Add the exploration, and leave out what only prioritised replay uses."""
+        names = [name for name in super().scheduled_names() if name != "priority_beta" or self.prioritized]
+        explores = self.exploration_fraction > 0.0 and self.epsilon_start != self.epsilon_end
+        return [*names, "exploration_fraction"] if explores else names
+
     def epsilon(self, step: int, total_steps: int) -> float:
         """The share of random actions at env step `step`."""
         if self.exploration_fraction == 0.0:
@@ -132,6 +138,11 @@ class DQNLearner:
         value_slopes = torch.zeros_like(trace.values).scatter_(1, actions, slopes.unsqueeze(1))
         watched = torch.stack([loss, values.mean()])
         return Slope(network.gradient(online, trace, value_slopes), watched, errors)
+
+    @property
+    def packages(self) -> list[str] | None:
+        """The compiled packages of the gradient step."""
+        return self._descent.packages
 
     def take(self, step: GradientStep) -> TakenStep:
         """One gradient step, on features in place of observations; watched are loss, mean value, gradient norm."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import GradientStep
-from rl_training.algorithms.step_packages import CompiledStep, load_step
+from rl_training.algorithms.step_packages import CompiledStep, load_step, package_key
 from rl_training.algorithms.whole_step import ADAM_BETAS, SlopeFn, WholeStep, with_norm
 from rl_training.errors import NonFiniteUpdateError, told
 from rl_training.policies.host import HostedParams
@@ -148,11 +148,17 @@ class Descent:
         self._max_norm = max_norm
         self._compile_as = compile_as
         self._compiled: dict[tuple[Any, ...], CompiledStep] = {}  # by names, size and strides of the inputs
+        self._packages: list[str] = []
         self._settings: tuple[dict[str, float], list[Tensor]] = ({}, [])  # of the newest step, also as tensors
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """Pickle as nothing: the process that compiles wants a learner for its slope alone."""
         return type(None), ()
+
+    @property
+    def packages(self) -> list[str] | None:
+        """The names of the compiled packages in use; none when steps run eagerly."""
+        return None if self._compile_as is None else list(self._packages)
 
     def take(self, step: GradientStep) -> TakenStep:
         """Take one step, unless it is not finite."""
@@ -177,7 +183,9 @@ class Descent:
         like = (len(fields[0]), *step.batch, *step.settings, *map(Tensor.stride, fields))
         if like not in self._compiled:
             try:
-                self._compiled[like] = load_step(self._whole_step(step), inputs, compile_as)
+                whole_step = self._whole_step(step)
+                self._compiled[like] = load_step(whole_step, inputs, compile_as)
+                self._packages.append(package_key(whole_step, inputs, compile_as))
             except Exception as error:
                 warnings.warn(f"compiling failed ({told(error)[:200]}): updates run eagerly", stacklevel=2)
                 self._compile_as = None

@@ -227,6 +227,11 @@ class PPOLearner:
         watched, slopes = ppo_loss(evaluation.output, batch, self.params, settings["clip_coef"])
         return Slope(self.policy.gradient(params, evaluation, slopes), watched)
 
+    @property
+    def packages(self) -> list[str] | None:
+        """The compiled packages of the gradient step."""
+        return self._descent.packages
+
     def take(self, step: GradientStep) -> list[float]:
         """One gradient step, on features in place of observations; `LOSS_METRICS` and the gradient's norm."""
         return self._descent.take(step).watched

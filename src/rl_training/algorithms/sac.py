@@ -135,6 +135,12 @@ class SACLearner:
         settings = {"learning_rate": learning_rate, "alpha": self.alpha}
         return self.take(GradientStep(name, batch, settings))
 
+    @property
+    def packages(self) -> list[str] | None:
+        """The compiled packages of both gradient steps; none when one of them runs eagerly."""
+        critic, actor = self._critic_descent.packages, self._actor_descent.packages
+        return None if critic is None or actor is None else [*critic, *actor]
+
     def take(self, step: GradientStep) -> list[float]:
         """One gradient step, of the critics or of actor and temperature; loss, value or entropy, gradient norm."""
         if step.name == CRITIC_STEP:

@@ -40,7 +40,7 @@ class CompiledStep(Protocol):
 
 def load_step(step: WholeStep, inputs: Sequence[Tensor], compile_as: str) -> CompiledStep:
     """The compiled step for inputs like these; compiled now, unless a run that `compile_as` describes has done so."""
-    package = cache_dir() / "steps" / f"{package_key(step, inputs, compile_as)}.pt2"
+    package = _package_path(package_key(step, inputs, compile_as))
     package.parent.mkdir(parents=True, exist_ok=True)
     with package.with_suffix(".lock").open("w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)  # of several runs that begin together, one compiles
@@ -54,6 +54,15 @@ def load_step(step: WholeStep, inputs: Sequence[Tensor], compile_as: str) -> Com
         _compile_elsewhere(step, inputs, package)
         remember_compiling(time.perf_counter() - began)
         return _load(package)
+
+
+def has_package(key: str) -> bool:
+    """Whether the package with this key is kept on this machine."""
+    return _package_path(key).exists()
+
+
+def _package_path(key: str) -> Path:
+    return cache_dir() / "steps" / f"{key}.pt2"
 
 
 def _load(package: Path) -> CompiledStep:

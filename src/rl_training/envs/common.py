@@ -27,6 +27,8 @@ def finish_step(tracker: EpisodeTracker, actions: Array, result: StepResult) -> 
     obs, rewards, terminated, truncated, infos = result
     tracker.check_numbers(obs, actions, rewards)
     infos.update(tracker.record(actions, rewards, terminated | truncated))
+    if tracker.recorder.recording:
+        tracker.recorder.record_step(actions, obs, rewards, terminated, truncated)
     return result
 
 

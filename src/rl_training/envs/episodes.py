@@ -3,13 +3,13 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from rl_training.envs.samples import RunningEpisode, SampleRecorder
 from rl_training.errors import EnvironmentStepError, TrainingStateError
 from rl_training.streams import derive_seed
 
@@ -21,19 +21,6 @@ ResetResult = tuple[Any, dict[str, Any]]
 VectorReset = Callable[[BoolArray, list[int | None], dict[str, Any] | None], ResetResult]
 
 MAX_REPLAYED_STEPS = 100_000  # actions kept of a running episode: some megabytes, and seconds to replay
-
-
-@dataclass(frozen=True)
-class RunningEpisode:
-    """What brings an env back to where it is: its seed and its actions so far, or a state that it gave itself."""
-
-    seed: int | None
-    length: int
-    episode_return: float
-    actions: Array | None
-    """[step, ...]; none when the episode is longer than what is kept."""
-    state: Any = None
-    """What the env's own `get_state()` gave, if it has one."""
 
 
 class EpisodeTracker:
@@ -50,6 +37,7 @@ class EpisodeTracker:
         self._started_at = np.zeros(num_envs)
         self.out_of_step = False
         """Whether envs may be elsewhere than is counted here: a step or a reset failed halfway."""
+        self.recorder = SampleRecorder()
         self._history: list[Array] = []  # actions [env, ...] of the newest vector steps
 
     def reset(self, vector_reset: VectorReset, seed: Seeds, options: dict[str, Any] | None) -> ResetResult:
@@ -69,6 +57,8 @@ class EpisodeTracker:
         self.ended[mask] = False
         self._started_at[mask] = time.perf_counter()
         self._forget_actions()
+        if self.recorder.recording:
+            self.recorder.record_reset(np.flatnonzero(mask).tolist(), seeds, result[0])
         return result
 
     def _next_seeds(self, mask: BoolArray) -> list[int | None]:
@@ -117,6 +107,11 @@ class EpisodeTracker:
             },
             "_episode": ended.copy(),
         }
+
+    def begin_samples(self, states: list[Any], obs: Any) -> None:
+        """Begin to record what some of the envs do from here on; `states` are the envs' own, [env]."""
+        episodes = [self.running(index, state) for index, state in enumerate(states)]
+        self.recorder.begin(episodes, self.episode_numbers.tolist(), obs)
 
     def running(self, index: int, state: Any = None) -> RunningEpisode:
         """The running episode of one env."""
@@ -180,6 +175,7 @@ class EpisodeTracker:
         self.returns = np.array(state["returns"])
         self.ended = np.array(state["ended"], dtype=np.bool_)
         self.out_of_step = True
+        self.recorder.stop()
         self._started_at[:] = time.perf_counter()
         self._history = _merge_actions([None if one is None else one.numpy() for one in state["actions"]])
 

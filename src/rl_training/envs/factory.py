@@ -1,15 +1,20 @@
 """Environments from a config: single ones for evaluation, a vector for training. Errors say what would work."""
 
+import sys
 import tracemalloc
 from contextlib import closing
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import gymnasium
+from gymnasium import Env
+from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import DependencyNotInstalled, Error, NameNotFound, NamespaceNotFound, VersionNotFound
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rl_training.envs.choosing import choose_vectorization
+from rl_training.envs.common import EnvFactory
 from rl_training.envs.native import NativeEpisodeVectorEnv
 from rl_training.envs.probes import register_probes
 from rl_training.envs.vector import AnyEnv, EpisodeVectorEnv, SyncEpisodeVectorEnv
@@ -43,7 +48,7 @@ def resolve_vectorization(config: TrainConfig) -> tuple[TrainConfig, str | None]
     """The config with `vectorization: auto` decided, and why it was decided so."""
     if config.vectorization != "auto":
         return config, None
-    chosen = choose_vectorization(config, partial(make_single_env, config.env_id, config.env_kwargs))
+    chosen = choose_vectorization(config, env_factory(config))
     changes = {"vectorization": chosen.kind, "envs_per_worker": chosen.envs_per_worker}
     return config.model_copy(update=changes), f"{chosen.kind}: {chosen.reason}"
 
@@ -53,7 +58,7 @@ def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
     config, _ = resolve_vectorization(config)
     if config.num_envs > _SURELY_FIT:
         check_memory(config.num_envs * _env_bytes(config), f"lower num_envs={config.num_envs}")
-    env_fn = partial(make_single_env, config.env_id, config.env_kwargs)
+    env_fn = env_factory(config)
     if config.vectorization == "sync":
         return SyncEpisodeVectorEnv([env_fn] * config.num_envs, config.seed)
     if config.vectorization == "native":
@@ -74,6 +79,11 @@ def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
             f"{config.env_id} does not run in processes ({_first_line(error)}); "
             "supported observation spaces: Box and Discrete"
         ) from error
+
+
+def env_factory(config: TrainConfig) -> EnvFactory:
+    """Return a function that makes one environment of this config; it can be sent to other processes."""
+    return partial(make_single_env, config.env_id, config.env_kwargs)
 
 
 def _env_bytes(config: TrainConfig) -> int:
@@ -104,6 +114,26 @@ def make_single_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
     except Exception as error:  # the env's own constructor may raise anything
         reason = f"{type(error).__name__}: {_first_line(error)}"
         raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {reason}") from error
+
+
+def env_packages(env_id: str) -> set[str]:
+    """Return the top-level packages that an environment, which has been made, consists of and imports.
+
+    Among them are its simulator and whatever its author's module uses; the standard library is left out.
+    """
+    spec = gymnasium.registry.get(env_id.rpartition(":")[2])
+    if spec is None:
+        return set()
+    entry_points = [spec.entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
+    creators = [load_env_creator(each) if isinstance(each, str) else each for each in entry_points if each is not None]
+    homes = {kind.__module__ for creator in creators for kind in getattr(creator, "__mro__", (creator,))}
+    # What the standard library and Gymnasium's base class import says nothing about this env.
+    own = {home for home in homes if home.partition(".")[0] not in sys.stdlib_module_names and home != Env.__module__}
+    modules = [sys.modules[home] for home in own if home in sys.modules]
+    used = [value for module in modules for value in vars(module).values()]
+    names = {value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) for value in used}
+    packages = {str(name).partition(".")[0] for name in names | own}
+    return {name for name in packages if name in sys.modules and name not in sys.stdlib_module_names}
 
 
 def _first_line(error: Exception) -> str:

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import Env
-from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit
 
-from rl_training.envs.episodes import RunningEpisode
+from rl_training.envs.samples import RunningEpisode
 from rl_training.errors import CheckpointError, told
 
 AnyEnv = Env[Any, Any]
 
+# Nothing around the env may have a memory, but for a time limit, which `_set_state` sets.
+_PLAIN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics)
 _STICKY_TRIES = 50  # an action is repeated with a probability of a quarter
 
 
@@ -54,15 +56,15 @@ def _replay(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored
         total += float(reward)
         if terminated or truncated:
             return Restored(None, f"the replayed episode ended with step {step} of {episode.length}")
-    if not same_values(_as_batched(env, obs), expected_obs):
+    if not same_values(in_its_type(env, obs), expected_obs):
         return Restored(None, "replaying its actions led to another observation")
     if total != episode.episode_return:
         return Restored(None, f"replaying its actions gave the return {total}, not {episode.episode_return}")
     return Restored(obs)
 
 
-def _as_batched(env: AnyEnv, obs: Any) -> Any:
-    """An observation as batches hold it: in its space's type, whatever type the env gives."""
+def in_its_type(env: AnyEnv, obs: Any) -> Any:
+    """Convert an observation to its space's type, in which batches hold it."""
     space = env.observation_space
     return obs if space.shape is None else np.asarray(obs, dtype=space.dtype)
 
@@ -98,23 +100,20 @@ class OwnState:
 
 
 def own_state(env: AnyEnv) -> OwnState | None:
-    """Through the env's own methods, or those of the Atari emulator, whose long episodes replay slowly."""
-    if env.has_wrapper_attr("get_state") and env.has_wrapper_attr("set_state"):
-        set_state = env.get_wrapper_attr("set_state")
-        return OwnState(env.get_wrapper_attr("get_state"), lambda state, _: set_state(state))
-    if type(env.unwrapped).__module__.startswith("ale_py.") and _only_plain_wrappers(env):
-        return _emulator_state(env.unwrapped)
-    return None
+    """How to get and set the env's state: by its own methods, or by those of the Atari emulator; none if it has none.
 
-
-def _only_plain_wrappers(env: AnyEnv) -> bool:
-    """Whether nothing around the env has a memory, but for a time limit, which we know how to set."""
+    A wrapper around the one that offers its state may remember something itself, such as the last actions. Only a
+    replay brings such a memory back.
+    """
     layer: Any = env
-    while layer is not env.unwrapped:
-        if type(layer) not in (TimeLimit, OrderEnforcing, PassiveEnvChecker):
-            return False
+    while type(layer) in _PLAIN_WRAPPERS:
         layer = layer.env
-    return True
+    get_state, set_state = getattr(layer, "get_state", None), getattr(layer, "set_state", None)
+    if callable(get_state) and callable(set_state):
+        return OwnState(get_state, lambda state, _: set_state(state))
+    if layer is env.unwrapped and type(layer).__module__.startswith("ale_py."):
+        return _emulator_state(layer)  # its long episodes replay slowly
+    return None
 
 
 def _emulator_state(emulator: Any) -> OwnState:

@@ -21,8 +21,9 @@ from gymnasium import Space
 from gymnasium.vector.utils import create_shared_memory, read_from_shared_memory, write_to_shared_memory
 
 from rl_training.envs.common import EnvFactory, misfit
-from rl_training.envs.episodes import Array, RunningEpisode
+from rl_training.envs.episodes import Array
 from rl_training.envs.restore import AnyEnv, Restored, capture_state
+from rl_training.envs.samples import RunningEpisode
 from rl_training.errors import told
 
 _HEADER_BYTES = 8

@@ -22,7 +22,7 @@ from rl_training.envs.restore import bring_back, restore_env
 from rl_training.envs.serving import BringBack, Command, SharedArrays, make_shared_memory
 from rl_training.errors import CheckpointError, EnvironmentSetupError, EnvironmentStepError, TrainingStateError
 
-_SLOW = 12  # how many times as long as a step a start, a reset or a restore may take
+SLOW_CALL = 12  # how many times as long as a step a start, a reset or a restore may take
 _REPLAYED_STEP = 0.01  # what part of a step's timeout each replayed step adds to that of a restore
 
 
@@ -105,7 +105,7 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
 
     @property
     def _slow_timeout(self) -> float:
-        return _SLOW * self._step_timeout
+        return SLOW_CALL * self._step_timeout
 
     @property
     def processes(self) -> list[multiprocessing.Process]:

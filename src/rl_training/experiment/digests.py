@@ -37,8 +37,8 @@ def _feed(summary: "hashlib._Hash", value: Any) -> None:
 
 
 def state_digests(state: CheckpointState) -> dict[str, str]:
-    """One digest for each part of a checkpoint that decides how the run goes on; what clocks measured is left out."""
-    trainer = {name: value for name, value in state.trainer_state.items() if name != "callbacks"}
+    """One digest for each part of a checkpoint that decides how the run goes on; what clocks decide is left out."""
+    trainer = {name: value for name, value in state.trainer_state.items() if name not in ("callbacks", "samples")}
     metrics = trainer.get("metrics", {})
     trainer["metrics"] = {name: value for name, value in metrics.items() if not name.startswith("time/")}
     return {

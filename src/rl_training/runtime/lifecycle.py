@@ -3,7 +3,7 @@
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,18 +11,17 @@ from types import FrameType
 
 import numpy as np
 
-from rl_training.envs.vector import Restoration
 from rl_training.errors import TrainingInterrupted
 from rl_training.experiment.checkpointing import CheckpointState
-from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import update_metadata
 from rl_training.runtime.callbacks import CallbackList
+from rl_training.runtime.exactness import check_replays, find_differences
 from rl_training.runtime.run_utils import (
     create_training_run,
     note_resume,
     refusing_misfits,
     reopen_training_run,
-    versions,
 )
 from rl_training.runtime.saved import ResumeNote, SavedProgress
 from rl_training.runtime.session import TrainingParts, TrainingSession
@@ -43,6 +42,8 @@ class RunOptions:
     """Continue in this directory instead of creating one; needs `checkpoint_state`."""
     decisions: dict[str, str | None] = field(default_factory=dict)
     """By field of the config, where it said `auto`: what it came to, and why."""
+    scheduled: Sequence[str] = ()
+    """The parameters of the algorithm whose values depend on the planned budget."""
 
 
 def run_training(
@@ -79,11 +80,15 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
         progress = SavedProgress.from_state(saved.trainer_state)
         parts.learner.load_state_dict(saved.algorithm_state)
         parts.buffer.load_state_dict(saved.buffer_state)
+        unrepeatable = check_replays(config, progress)  # before the envs of this process do anything
         restoration = parts.envs.restore(progress.envs, progress.obs)
         parent = {"run_id": saved.metadata["run_id"], "step": progress.global_step}
-    note = ResumeNote(progress.global_step, tuple(_differences(config, saved, restoration)))
-    if restoration.failures:
+    failures = [f"env {index} began a new episode, because {why}" for index, why in restoration.failures.items()]
+    differences = find_differences(config, saved, options.scheduled)
+    note = ResumeNote(progress.global_step, (*failures, *unrepeatable, *differences))
+    if failures or unrepeatable:
         warnings.warn(str(note), stacklevel=2)
+    if failures:
         parts.buffer.cut(list(restoration.failures), progress.obs)
         parts.learner.begin_episodes(np.isin(np.arange(parts.envs.num_envs), list(restoration.failures)))
         progress = progress.without_actions()
@@ -97,15 +102,8 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
         progress = progress.forked()
     session = TrainingSession(config, parts, run, options.callbacks, restoration.obs, progress=progress)
     session.state.resumed = note
+    session.was_compiled = config.compile == "on" and saved.metadata.get("packages") is not None
     return session
-
-
-def _differences(config: TrainConfig, saved: CheckpointState, restoration: Restoration) -> list[str]:
-    """Why the run may not go on to the last bit as it would have."""
-    before, now = saved.metadata["versions"], versions()
-    reasons = [f"env {index} began a new episode, because {why}" for index, why in restoration.failures.items()]
-    reasons += [f"{name} {before.get(name)} then, {now[name]} now" for name in now if before.get(name) != now[name]]
-    return reasons + binding_changes(plain_config(TrainConfig(**saved.config)), plain_config(config))
 
 
 @contextmanager

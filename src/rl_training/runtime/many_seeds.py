@@ -113,7 +113,7 @@ def prepare_group(config: TrainConfig, seeds: Iterable[int], jobs: Jobs, stop: S
     count = resolve_jobs(jobs, len(chosen), config.num_threads)
     check_output_dir(config)
     check_memory(count * spec.plan_fn(config).memory_bytes, f"{count} runs at once: lower --jobs")
-    about = {"jobs": count, "stop": asdict(stop), "started_at": now(), **describe_origin()}
+    about = {"jobs": count, "stop": asdict(stop), "started_at": now(), **describe_origin(config.env_id)}
     group_dir, record = create_group(config, chosen, **about)
     return PreparedGroup(group_dir, record, config)
 

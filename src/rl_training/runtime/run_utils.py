@@ -7,9 +7,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from threadpoolctl import threadpool_limits
 
 from rl_training import __version__
 from rl_training.cores import cpu_name
+from rl_training.envs.factory import env_packages
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import CheckpointState, drop_newer, save_run_checkpoint
 from rl_training.experiment.config import TrainConfig, plain_config
@@ -38,6 +40,7 @@ from rl_training.experiment.segments import SegmentStore
 from rl_training.experiment.trackers.base import TrackedRun
 from rl_training.experiment.trackers.opening import open_trackers
 from rl_training.memory import keep_freed_memory
+from rl_training.provenance import package_versions
 from rl_training.runtime.saved import ResumeNote
 from rl_training.runtime.types import MetricDict
 
@@ -146,6 +149,12 @@ def note_resume(context: RunContext, note: ResumeNote) -> None:
     update_metadata(context, resumed=resumed)
 
 
+def amend_resume(context: RunContext, note: ResumeNote) -> None:
+    """Replace what the metadata says about the newest resume."""
+    *earlier, newest = read_metadata(context)["resumed"]
+    update_metadata(context, resumed=[*earlier, {**newest, **note.to_metadata()}])
+
+
 def save_training_checkpoint(
     *,
     run_context: RunContext,
@@ -156,15 +165,19 @@ def save_training_checkpoint(
     metrics: MetricDict,
     name: str | None = None,
     segments: SegmentStore | None = None,
+    packages: list[str] | None = None,
 ) -> Path:
     """Write `step_<global_step>.pt`, or `name`, into the run's checkpoint directory.
 
-    `segments` are those of the run; without them every stored transition must be in `buffer_state`.
+    `segments` are those of the run; without them every stored transition must be in `buffer_state`. `packages` are the
+    compiled ones that the learner uses; none when its updates run eagerly.
     """
     metadata = {
         "run_id": run_context.run_id,
         "metrics": dict(metrics),
-        "versions": versions(),
+        "versions": dict(versions(config.env_id)),
+        "hardware": hardware(config),
+        "packages": packages,
         "saved_at": now(),
     }
     state = CheckpointState(
@@ -193,14 +206,26 @@ def end_run(context: RunContext, **outcome: Any) -> None:
     update_metadata(context, ended_at=now(), **outcome)
 
 
-def versions() -> dict[str, str]:
-    """The versions that decide a result."""
-    return {
+@cache  # source files count as they were when the run began
+def versions(env_id: str | None = None) -> Mapping[str, str]:
+    """Return the versions that decide a result, those of an environment's packages too if one is named."""
+    core = {
         "rl_training": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "gymnasium": gymnasium.__version__,
+    }
+    return {**package_versions({"rl_training", *(env_packages(env_id) if env_id else ())}), **core}
+
+
+def hardware(config: TrainConfig) -> dict[str, str]:
+    """Return what decides the last bits of a matrix product: the processor, its vector instructions, the device."""
+    device = resolve_device(config.device)
+    return {
+        "processor": cpu_name(),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
     }
 
 
@@ -215,16 +240,16 @@ def _describe_run(context: RunContext, config: TrainConfig) -> dict[str, Any]:
         "global_step": 0,
         "started_at": now(),
         "ended_at": None,
-        **describe_origin(),
+        **describe_origin(config.env_id),
         "tags": list(config.tags),
     }
 
 
-def describe_origin() -> dict[str, Any]:
+def describe_origin(env_id: str) -> dict[str, Any]:
     """By which command, with which versions and where something was started."""
     return {
         "command": sys.argv,
-        "versions": versions(),
+        "versions": dict(versions(env_id)),
         "git_commit": _git_commit(),
         "host": {
             "name": socket.gethostname(),

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_training.envs.samples import ReplaySample
 from rl_training.runtime.collector import Episode
 from rl_training.runtime.types import MetricDict
 
@@ -33,11 +34,14 @@ class SavedProgress:
     actions: Any
     """Drawn for `obs` and not taken, when an env failed with them; else none."""
     callbacks: list[dict[str, Any]]
+    samples: tuple[ReplaySample, ...]
+    """What fresh envs must reproduce for a resume to be exact."""
 
     def state_dict(self) -> dict[str, Any]:
         """As tensors and plain values."""
         state = {field.name: getattr(self, field.name) for field in fields(self)}
         state["episodes"] = [tuple(episode) for episode in self.episodes]
+        state["samples"] = [sample.state_dict() for sample in self.samples]
         for name in ("obs", "actions"):
             state[name] = None if state[name] is None else torch.from_numpy(np.array(state[name]))
         return state
@@ -45,7 +49,9 @@ class SavedProgress:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "SavedProgress":
         """Out of a checkpoint's trainer state."""
-        values = {field.name: state[field.name] for field in fields(cls)}
+        recorded = state.get("samples", ())  # older checkpoints have none
+        values = {field.name: state[field.name] for field in fields(cls) if field.name != "samples"}
+        values["samples"] = tuple(ReplaySample.from_state(sample) for sample in recorded)
         values["episodes"] = tuple(Episode(*episode) for episode in state["episodes"])
         for name in ("obs", "actions"):
             values[name] = None if state[name] is None else state[name].numpy()
@@ -72,6 +78,10 @@ class ResumeNote:
     def exact(self) -> bool:
         """Whether everything was brought back."""
         return not self.reasons
+
+    def with_reason(self, reason: str) -> "ResumeNote":
+        """Return the note with one more reason why the run is not exact."""
+        return replace(self, reasons=(*self.reasons, reason))
 
     def __str__(self) -> str:
         return f"resumed from step {self.step} ({'exact' if self.exact else 'not exact: ' + '; '.join(self.reasons)})"

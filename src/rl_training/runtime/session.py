@@ -28,7 +28,8 @@ from rl_training.experiment.schedules import crosses
 from rl_training.runtime.callbacks import CallbackList
 from rl_training.runtime.collector import Collection, CollectResult, Episode, episode_metrics
 from rl_training.runtime.evaluator import Evaluator
-from rl_training.runtime.run_utils import TrainingRun, end_run, save_training_checkpoint
+from rl_training.runtime.exactness import EAGER_NOW, packages_in_use
+from rl_training.runtime.run_utils import TrainingRun, amend_resume, end_run, save_training_checkpoint
 from rl_training.runtime.saved import SavedProgress
 from rl_training.runtime.timing import TimeSplit
 from rl_training.runtime.trainer import Status, TrainerState, TrainResult
@@ -94,6 +95,8 @@ class TrainingSession:
         self._due: list[str] = []
         self._actions: Any = None
         self._half_learnt = False
+        self.was_compiled = False
+        """Whether the updates were compiled before this run was resumed."""
         self.saving = False
         """Whether a checkpoint is being written, which is worth waiting for."""
         self._checkpoint_path = run.run_context.checkpoints_dir / "step_0.pt"
@@ -197,6 +200,19 @@ class TrainingSession:
         self._run.logger.log_metrics(trained, step=step)
         self._run.logger.log_digest(digest([self.parts.learner.state_dict(), self.obs]), step=step)
         self._done("log")
+        self._check_mode()
+        if not self.parts.envs.tracker.recorder.full:
+            self._begin_samples()
+
+    def _check_mode(self) -> None:
+        """Correct the note of a resume if the updates, which were compiled before, cannot be compiled here."""
+        note = self.state.resumed
+        if note is None or not self.was_compiled or EAGER_NOW in note.reasons:
+            return
+        if packages_in_use(self.parts.learner) is None:
+            self.state.resumed = note.with_reason(EAGER_NOW)
+            amend_resume(self._run.run_context, self.state.resumed)
+            warnings.warn(str(self.state.resumed), stacklevel=2)
 
     def evaluate(self) -> None:
         """Play evaluation episodes, unless this very state was evaluated before; keep the best checkpoint."""
@@ -240,6 +256,13 @@ class TrainingSession:
         self._saved_at_step, self._saved_at_time = self.state.global_step, time.monotonic()
         prune_checkpoints(self._checkpoint_path.parent, self.config.keep_checkpoints)
         self._note_progress()
+        self._begin_samples()
+
+    def _begin_samples(self) -> None:
+        """Record what some of the envs do next, unless that is being done: a resume compares fresh envs with it."""
+        envs = self.parts.envs
+        if not (envs.tracker.recorder.recording or envs.tracker.out_of_step):
+            envs.tracker.begin_samples(envs.state_dict()["states"], self.obs)
 
     def _write_checkpoint(self, name: str | None) -> Path:
         self.saving = True
@@ -253,6 +276,7 @@ class TrainingSession:
                 metrics=self.final_metrics(),
                 name=name,
                 segments=self._run.segments,
+                packages=packages_in_use(self.parts.learner),
             )
         finally:
             self.saving = False
@@ -274,6 +298,7 @@ class TrainingSession:
             obs=self.obs,
             actions=self._actions,
             callbacks=self.callbacks.state_dict(),
+            samples=self.parts.envs.tracker.recorder.samples(),
         )
 
     def _restore(self, saved: SavedProgress) -> None:
@@ -289,6 +314,7 @@ class TrainingSession:
         self._episodes.extend(saved.episodes)
         self._actions = saved.actions
         self.callbacks.load_state_dict(saved.callbacks)
+        self.parts.envs.tracker.recorder.load(saved.samples)
 
     def final_metrics(self) -> MetricDict:
         """What a `TrainResult` reports."""

@@ -91,7 +91,8 @@ def build_train_fn(
         config, threads = resolve_threads(config, params)
         config, vectorization = resolve_vectorization(config)
         decisions = {"num_threads": threads, "vectorization": vectorization}
-        options = RunOptions(run_suffix, checkpoint_state, CallbackList(callbacks), run_dir, decisions)
+        scheduled = params.scheduled_names() if isinstance(params, LearnerParams) else []
+        options = RunOptions(run_suffix, checkpoint_state, CallbackList(callbacks), run_dir, decisions, scheduled)
         # From the first weight on: the number of threads decides the last bits of a matrix product.
         with tuned_for_training(config), closing(make_vector_env(config)) as envs:
             wiring = wire(config, envs)

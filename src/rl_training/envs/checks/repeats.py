@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from rl_training.envs.checks.findings import Finding, Subject, random_actions
-from rl_training.envs.restore import same_values
-from rl_training.envs.vector import AnyEnv, SyncEpisodeVectorEnv
+from rl_training.envs.replay_check import find_difference
+from rl_training.envs.restore import AnyEnv, own_state, same_values
 from rl_training.streams import derive_seed
 
 _OTHER_EPISODES = 3
 _SEEDS = 5
-_STOPS = (1, 23, 64)  # steps into an episode after which a run is stopped
-_CONTINUED = 60  # steps that a resumed env is compared for, before and after a reset
 _DRAW_FROM_SEED = "draw from self.np_random alone, after super().reset(seed=seed)"
 
 
@@ -129,57 +127,13 @@ def check_seeds_differ(subject: Subject) -> Finding:
     return Finding("seeds", "ok", f"{_SEEDS} seeds give the same episode: the env is deterministic")
 
 
-class _Run:
-    """One env behind the interface that training uses, and what it showed last."""
-
-    def __init__(self, subject: Subject) -> None:
-        self.envs = SyncEpisodeVectorEnv([subject.make], subject.seed)
-        self.obs: Any = None
-
-    def close(self) -> None:
-        self.envs.close()
-
-    def begin(self) -> Moment:
-        self.obs, _ = self.envs.reset()
-        return Moment("reset", self.obs)
-
-    def play(self, actions: Iterable[Any], first_step: int = 1) -> Iterator[Moment]:
-        for step, action in enumerate(actions, start=first_step):
-            self.obs, rewards, terminated, truncated, _ = self.envs.step(np.array([action]))
-            yield Moment(f"step {step}", self.obs[0], rewards[0], (bool(terminated[0]), bool(truncated[0])))
-            if terminated[0] or truncated[0]:
-                yield self.begin()
-
-
 def check_resume(subject: Subject) -> Finding:
     """Whether a fresh env, brought back to the middle of an episode, goes on to the last bit as the stopped one."""
-    with closing(_Run(subject)) as run:
-        actions = random_actions(run.envs.single_action_space, subject.seed, "resume")
-        run.begin()
-        for _ in run.play(islice(actions, subject.short_steps)):
-            pass
-        for stop in _STOPS:
-            run.begin()
-            for _ in run.play(islice(actions, stop)):
-                pass
-            parting = _parting_after_resume(subject, run, list(islice(actions, _CONTINUED)))
-            if parting:
-                remedy = "mend what the rows on seed and reuse say, or offer get_state() and set_state(state)"
-                return Finding("exact resume", "warning", parting, remedy)
-        offered = run.envs.state_dict()["states"][0] is not None
-    means = "by the env's own get_state()" if offered else "by replaying the actions of its episode"
+    difference = find_difference(subject.make, (), subject.seed)
+    if difference is not None:
+        remedy = "mend what the rows on seed and reuse say, or offer get_state() and set_state(state)"
+        return Finding("exact resume", "warning", difference, remedy)
+    with closing(subject.make()) as env:
+        env.reset(seed=subject.first_seed)
+        means = "by replaying the actions of its episode" if own_state(env) is None else "by the env's own get_state()"
     return Finding("exact resume", "ok", f"a fresh env goes on to the last bit, {means}")
-
-
-def _parting_after_resume(subject: Subject, stopped: _Run, actions: list[Any]) -> str | None:
-    with closing(_Run(subject)) as resumed:
-        restoration = resumed.envs.restore(stopped.envs.state_dict(), stopped.obs)
-        if restoration.failures:
-            return restoration.failures[0]
-        resumed.obs = restoration.obs
-        parting = difference(stopped.play(actions), resumed.play(actions))
-        if parting:
-            return f"after a resume, {parting}"
-        begun = difference([stopped.begin()], [resumed.begin()])
-        parting = begun or difference(stopped.play(actions), resumed.play(actions))
-        return f"in the next episode after a resume, {parting}" if parting else None

@@ -1,0 +1,151 @@
+"""Walks for `chaos.py`, some of which no replay brings back; importing this registers them with Gymnasium.
+
+Those hide what they remember for some steps, so that the observation at a checkpoint does not give it away.
+"""
+
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import WrapperSpec
+
+_SHOWS_AFTER = 15  # steps of an episode
+
+Reset = tuple[Any, dict[str, Any]]
+Step = tuple[Any, float, bool, bool, dict[str, Any]]
+
+
+class HiddenWalk(gymnasium.Env[Any, Any]):
+    """A walk that replays; its observation shows only part of its state, which decides rewards and the ending."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def __init__(self, continuous: bool = False) -> None:
+        self.action_space: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (1,)) if continuous else spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Begin at 0."""
+        super().reset(seed=seed, options=options)
+        self.hidden, self.steps = 0.0, 0
+        return np.array([self.np_random.random()], np.float32), {}
+
+    def step(self, action: Any) -> Step:
+        """Move at random, and a little as the action says."""
+        push = float(np.asarray(action).item())
+        self.hidden += float(self.np_random.normal()) + 0.2 * push - 0.1
+        self.steps += 1
+        shown = np.array([np.round(self.hidden)], np.float32)
+        return shown, abs(self.hidden), abs(self.hidden) > 6.0, self.steps >= 60, {}
+
+    def get_hidden(self) -> dict[str, Any]:
+        """Return the state of the walk."""
+        return {"hidden": self.hidden, "steps": self.steps, "generator": self.np_random.bit_generator.state}
+
+    def set_hidden(self, state: dict[str, Any]) -> None:
+        """Continue where `get_hidden` was called."""
+        self.hidden, self.steps = state["hidden"], state["steps"]
+        self.np_random.bit_generator.state = state["generator"]
+
+
+class WornWalk(HiddenWalk):
+    """Wears out with every episode, and a reset does not mend it."""
+
+    wear = 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Begin at 0, a little more worn."""
+        self.wear += 1e-3
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Step:
+        """Drift late in the episode."""
+        if self.steps >= _SHOWS_AFTER:
+            self.hidden += self.wear
+        return super().step(action)
+
+
+class CountedWalk(HiddenWalk):
+    """Counts the episodes of all walks in its process."""
+
+    episodes: ClassVar[list[int]] = [0]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Begin at 0."""
+        self.episodes[0] += 1
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Step:
+        """Drift late in the episode."""
+        if self.steps >= _SHOWS_AFTER:
+            self.hidden += 1e-3 * self.episodes[0]
+        return super().step(action)
+
+
+class UnseededWalk(HiddenWalk):
+    """Draws late in an episode from a generator that no seed reaches."""
+
+    def __init__(self, continuous: bool = False) -> None:
+        super().__init__(continuous)
+        self.noise = np.random.default_rng()
+
+    def step(self, action: Any) -> Step:
+        """Move a little more at random."""
+        if self.steps >= _SHOWS_AFTER:
+            self.hidden += 1e-3 * float(self.noise.normal())
+        return super().step(action)
+
+
+class ForgetfulWalk(UnseededWalk):
+    """Offers its state, but without its own generator."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state of the walk."""
+        return self.get_hidden()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where `get_state` was called."""
+        self.set_hidden(state)
+
+
+class StateWalk(HiddenWalk):
+    """Offers its whole state."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state of the walk."""
+        return self.get_hidden()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where `get_state` was called."""
+        self.set_hidden(state)
+
+
+class LaggingActions(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Passes on a running mean of the actions, which a reset keeps."""
+
+    mean = 0.0
+
+    def step(self, action: Any) -> Any:
+        """Take the mean."""
+        self.mean += 0.1 * (float(np.asarray(action).item()) - self.mean)
+        return self.env.step(self.mean)
+
+
+class SmoothActions(LaggingActions):
+    """Passes on a running mean of the actions of the episode."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Forget the actions of the last episode."""
+        self.mean = 0.0
+        return super().reset(seed=seed, options=options)
+
+
+def _register(name: str, kind: type, wrapper: type | None = None) -> None:
+    wrappers = () if wrapper is None else (WrapperSpec(wrapper.__name__, f"{__name__}:{wrapper.__name__}", {}),)
+    gymnasium.register(f"{name}-v0", f"{__name__}:{kind.__name__}", additional_wrappers=wrappers)
+
+
+for _kind in (HiddenWalk, WornWalk, CountedWalk, UnseededWalk, ForgetfulWalk, StateWalk):
+    _register(_kind.__name__, _kind)
+_register("LaggingWalk", StateWalk, LaggingActions)
+_register("SmoothWalk", StateWalk, SmoothActions)

@@ -1,0 +1,108 @@
+"""Whether fresh envs reproduce what the envs of a run did. If they do not, no resume of the run is exact.
+
+An env may remember more than its seed and actions: a physics world that survives its resets, a counter in a module, a
+generator of its own. Its observations may not show this for many steps. So fresh envs play on from where they are
+brought back to: first the samples that the run recorded, then random actions.
+"""
+
+import time
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from copy import deepcopy
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from rl_training.envs.checks.findings import random_actions
+from rl_training.envs.common import EnvFactory
+from rl_training.envs.restore import AnyEnv, in_its_type, restore_env
+from rl_training.envs.samples import ReplaySample, add_checksum
+from rl_training.envs.subprocesses import SubprocessError, call_in_process
+from rl_training.envs.vector import SyncEpisodeVectorEnv
+from rl_training.streams import make_stream
+
+ENOUGH_SAMPLES = 20  # only every second one shows that BipedalWalker-v3 does not replay
+_SECONDS = 10.0  # after which no further sample is compared
+_STEPS_BEFORE = 40  # at most, of an episode before a random sample begins
+_STEPS_AFTER = 100  # at most, in a random sample
+
+
+def replay_difference(
+    make_env: EnvFactory, samples: Sequence[ReplaySample], seed: int, answer_seconds: float
+) -> str | None:
+    """Say how fresh envs differ from those of the run; none if no difference was found.
+
+    The envs live in another process, so that those of this one are not touched, not even through a module's state.
+    `answer_seconds` is how long a single call of an env may take.
+    """
+    try:
+        return call_in_process(partial(find_difference, make_env, samples, seed), _SECONDS + answer_seconds)
+    except SubprocessError as error:
+        return f"this could not be checked ({error})"
+
+
+def find_difference(make_env: EnvFactory, samples: Sequence[ReplaySample], seed: int) -> str | None:
+    """Compare the samples of a run, the cheapest first, then random ones until there are enough or time is up."""
+    deadline = time.monotonic() + _SECONDS
+    with_past = sum(sample.episode_number > 0 for sample in samples)
+    by_cost = sorted(samples, key=lambda sample: sample.start.length + len(sample.actions))
+    with closing(play_samples(make_env, seed)) as played:
+        for sample in chain(by_cost, islice(played, max(0, ENOUGH_SAMPLES - with_past))):
+            difference = sample_difference(make_env, sample)
+            if difference is not None:
+                return difference
+            if time.monotonic() > deadline:
+                break
+    return None
+
+
+def play_samples(make_env: EnvFactory, seed: int) -> Generator[ReplaySample, None, None]:
+    """Play random actions in one env, episode after episode, and yield samples without end."""
+    lengths = make_stream(seed, "replay_check")
+    with closing(SyncEpisodeVectorEnv([make_env], seed)) as envs:
+        actions = random_actions(envs.single_action_space, seed, "replay_check")
+        recorder = envs.tracker.recorder
+        while True:
+            obs, _ = envs.reset()  # a new episode each time: what an env remembers, it remembers from earlier ones
+            for _ in range(lengths.integers(_STEPS_BEFORE + 1)):
+                obs = _play_step(envs, next(actions))
+            envs.tracker.begin_samples(envs.state_dict()["states"], obs)
+            for _ in range(_STEPS_AFTER):
+                obs = _play_step(envs, next(actions))
+                if not recorder.recording:
+                    break
+            yield recorder.samples()[-1]
+            recorder.stop()
+
+
+def _play_step(envs: SyncEpisodeVectorEnv, action: Any) -> Any:
+    obs, _, terminated, truncated, _ = envs.step(np.array([action]))
+    if terminated[0] or truncated[0]:
+        obs, _ = envs.reset()
+    return obs
+
+
+def sample_difference(make_env: EnvFactory, sample: ReplaySample) -> str | None:
+    """Say where a fresh env departs from a sample; none if it reproduces all of it."""
+    with closing(make_env()) as env:
+        restored = restore_env(env, sample.start, sample.obs)
+        return restored.failure or _departure(env, sample)
+
+
+def _departure(env: AnyEnv, sample: ReplaySample) -> str | None:
+    checksum, next_seed = 0, sample.next_seed
+    for step, (action, expected) in enumerate(zip(sample.actions, sample.checksums, strict=True), start=1):
+        obs, reward, terminated, truncated, _ = env.step(deepcopy(action))
+        checksum = add_checksum(checksum, in_its_type(env, obs), float(reward), bool(terminated), bool(truncated))
+        if (terminated or truncated) and next_seed is not None:
+            obs, _ = env.reset(seed=next_seed)
+            next_seed = None
+            checksum = add_checksum(checksum, in_its_type(env, obs))
+        if checksum != expected:
+            return (
+                f"a fresh env that was brought back to step {sample.start.length} of an episode "
+                f"behaved differently {step} steps later"
+            )
+    return None

@@ -1,0 +1,162 @@
+"""Samples of what the envs of a run did, kept in its checkpoints: a fresh env must reproduce them after a restart."""
+
+import struct
+import zlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Array = npt.NDArray[Any]
+
+KEPT_SAMPLES = 16
+_ENVS_AT_ONCE = 4  # more would slow down the steps that are recorded
+_MAX_STEPS = 1_000  # of one sample
+_MAX_STEPS_BEFORE = 5_000  # of the episode before a sample begins: every comparison replays them
+_STEPS_BEYOND = 20  # of the next episode
+
+
+@dataclass(frozen=True)
+class RunningEpisode:
+    """What brings an env back to where it is: its seed and its actions so far, or a state that it gave itself."""
+
+    seed: int | None
+    length: int
+    episode_return: float
+    actions: Array | None
+    """[step, ...]; none when the episode is longer than what is kept."""
+    state: Any = None
+    """What the env's own `get_state()` gave, if it has one."""
+
+
+@dataclass(frozen=True)
+class ReplaySample:
+    """The rest of a running episode and the beginning of the next one, as an env of the run played them."""
+
+    start: RunningEpisode
+    episode_number: int
+    """0 for an env that had no past."""
+    obs: Array
+    """What the env showed at the start."""
+    actions: Array
+    """[step, ...]"""
+    checksums: tuple[int, ...]
+    """After every step: of all observations, rewards and endings so far."""
+    next_seed: int | None
+    """The seed of the next episode, if the sample reaches it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sample as tensors and plain values."""
+        taken = self.start.actions
+        start = {**vars(self.start), "actions": None if taken is None else torch.from_numpy(taken)}
+        arrays = {"obs": torch.from_numpy(self.obs), "actions": torch.from_numpy(self.actions)}
+        return {**vars(self), **arrays, "start": start, "checksums": list(self.checksums)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "ReplaySample":
+        """Rebuild a sample from what `state_dict` returned."""
+        taken = state["start"]["actions"]
+        start = RunningEpisode(**{**state["start"], "actions": None if taken is None else taken.numpy()})
+        arrays = {"obs": state["obs"].numpy(), "actions": state["actions"].numpy()}
+        return cls(**{**state, **arrays, "start": start, "checksums": tuple(state["checksums"])})
+
+
+def add_checksum(checksum: int, obs: Any, *numbers: float) -> int:
+    """Continue a checksum with an observation, in its space's type, and with numbers such as the reward."""
+    checksum = zlib.crc32(np.ascontiguousarray(obs).data, checksum)
+    return zlib.crc32(struct.pack(f"<{len(numbers)}d", *numbers), checksum)
+
+
+@dataclass
+class _OpenSample:
+    """A sample that is still being recorded."""
+
+    start: RunningEpisode
+    episode_number: int
+    obs: Array
+    actions: list[Array] = field(default_factory=list)
+    checksums: list[int] = field(default_factory=list)
+    next_seed: int | None = None
+    steps_beyond: int = 0
+
+    def add_step(self, action: Array, obs: Any, *numbers: float) -> None:
+        """Add one step of the env."""
+        self.actions.append(action)
+        self.checksums.append(add_checksum(self.checksums[-1] if self.checksums else 0, obs, *numbers))
+        self.steps_beyond += self.next_seed is not None
+
+    def add_reset(self, seed: int | None, obs: Any) -> None:
+        """Add the beginning of the next episode."""
+        self.next_seed = seed
+        self.checksums[-1] = add_checksum(self.checksums[-1], obs)
+
+    def close(self) -> ReplaySample:
+        """Return what has been recorded so far."""
+        return ReplaySample(
+            self.start, self.episode_number, self.obs, np.array(self.actions), tuple(self.checksums), self.next_seed
+        )
+
+
+class SampleRecorder:
+    """Records samples of a few envs at a time and keeps the newest; idle, it costs one test per vector step."""
+
+    def __init__(self) -> None:
+        self.recording = False
+        self._kept: deque[ReplaySample] = deque(maxlen=KEPT_SAMPLES)
+        self._open: dict[int, _OpenSample] = {}
+        self._next_env = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether as many samples are kept as there is room for."""
+        return len(self._kept) == KEPT_SAMPLES
+
+    def begin(self, episodes: Sequence[RunningEpisode], episode_numbers: Sequence[int], obs: Sequence[Any]) -> None:
+        """Begin samples of some of the envs, all of which are given, [env]; the next call takes the next envs."""
+        order = [(self._next_env + offset) % len(episodes) for offset in range(len(episodes))]
+        chosen = [index for index in order if _can_be_sampled(episodes[index])][:_ENVS_AT_ONCE]
+        self._open = {
+            index: _OpenSample(episodes[index], int(episode_numbers[index]), np.array(obs[index])) for index in chosen
+        }
+        self._next_env = (chosen[-1] + 1) % len(episodes) if chosen else 0
+        self.recording = bool(chosen)
+
+    def record_step(self, actions: Array, obs: Any, rewards: Array, terminated: Array, truncated: Array) -> None:
+        """Add a step of all envs, [env, ...]; a sample ends with its second episode, or after so many steps."""
+        for index, sample in list(self._open.items()):
+            sample.add_step(actions[index], obs[index], rewards[index], terminated[index], truncated[index])
+            second_end = sample.next_seed is not None and (terminated[index] or truncated[index])
+            if second_end or sample.steps_beyond >= _STEPS_BEYOND or len(sample.actions) >= _MAX_STEPS:
+                self._kept.append(self._open.pop(index).close())
+        self.recording = bool(self._open)
+
+    def record_reset(self, indices: Iterable[int], seeds: Sequence[int | None], obs: Any) -> None:
+        """Add the beginning of the next episode of these envs."""
+        for index in indices:
+            sample = self._open.get(index)
+            if sample is not None and sample.actions:
+                sample.add_reset(seeds[index], obs[index])
+
+    def samples(self) -> tuple[ReplaySample, ...]:
+        """Return what is recorded, the oldest first, unfinished samples last."""
+        unfinished = [sample.close() for sample in self._open.values() if sample.actions]
+        return (*self._kept, *unfinished)[-KEPT_SAMPLES:]
+
+    def load(self, samples: Iterable[ReplaySample]) -> None:
+        """Keep the samples of an earlier part of the run."""
+        self._kept.extend(samples)
+
+    def stop(self) -> None:
+        """Give up the samples that are being recorded, because the envs were put somewhere else."""
+        self._open = {}
+        self.recording = False
+
+
+def _can_be_sampled(episode: RunningEpisode) -> bool:
+    if episode.seed is None:
+        return False
+    return episode.state is not None or (episode.actions is not None and episode.length <= _MAX_STEPS_BEFORE)

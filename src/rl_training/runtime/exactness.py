@@ -1,0 +1,70 @@
+"""Why a resumed run may not continue to the last bit as if it had never stopped."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl_training.algorithms.base import CompilingLearner, Learner
+from rl_training.algorithms.step_packages import has_package
+from rl_training.compiling import compiler_found
+from rl_training.envs.factory import env_factory
+from rl_training.envs.replay_check import replay_difference
+from rl_training.envs.workers import SLOW_CALL
+from rl_training.experiment.checkpointing import CheckpointState
+from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
+from rl_training.runtime.run_utils import hardware, versions
+from rl_training.runtime.saved import SavedProgress
+
+EAGER_NOW = "updates were compiled then, they cannot be compiled here"
+
+
+def find_differences(config: TrainConfig, saved: CheckpointState, scheduled: Sequence[str]) -> list[str]:
+    """Say what differs from the machine, the code and the config that the checkpoint was made with.
+
+    `scheduled` names the parameters of the algorithm whose values depend on the planned budget.
+    """
+    return [
+        *_changes(saved.metadata.get("versions", {}), versions(config.env_id)),
+        *_changes(saved.metadata.get("hardware", {}), hardware(config)),
+        *_compile_changes(config, saved.metadata),
+        *_budget_changes(config, saved, scheduled),
+        *binding_changes(plain_config(TrainConfig(**saved.config)), plain_config(config)),
+    ]
+
+
+def check_replays(config: TrainConfig, progress: SavedProgress) -> list[str]:
+    """Say why the env is no function of its seed and its actions, if fresh envs show that it is none."""
+    answer_seconds = SLOW_CALL * config.step_timeout
+    difference = replay_difference(env_factory(config), progress.samples, config.seed, answer_seconds)
+    return [] if difference is None else [f"{config.env_id} does not replay: {difference}"]
+
+
+def packages_in_use(learner: Learner) -> list[str] | None:
+    """Return the compiled packages that a learner has used; none when its updates run eagerly."""
+    return learner.packages if isinstance(learner, CompilingLearner) else None
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Compare what the checkpoint names; an older one names less."""
+    return [
+        f"{name} {old} then, {now.get(name, 'unknown')} now" for name, old in before.items() if now.get(name) != old
+    ]
+
+
+def _compile_changes(config: TrainConfig, metadata: Mapping[str, Any]) -> list[str]:
+    """Compiled and eager updates differ in their last bits."""
+    if config.compile != "on" or "packages" not in metadata:
+        return []
+    before = metadata["packages"]
+    if before is None:
+        return ["updates ran eagerly then, they are compiled now"] if compiler_found() else []
+    if compiler_found() or (before and all(map(has_package, before))):
+        return []
+    return [EAGER_NOW]
+
+
+def _budget_changes(config: TrainConfig, saved: CheckpointState, scheduled: Sequence[str]) -> list[str]:
+    """A schedule follows the planned budget from its first step on."""
+    before = saved.config.get("total_timesteps")
+    if before == config.total_timesteps or not scheduled:
+        return []
+    return [f"total_timesteps {before} then, {config.total_timesteps} now, which changes {', '.join(scheduled)}"]
