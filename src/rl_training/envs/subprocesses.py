@@ -21,7 +21,10 @@ def call_in_process(function: Callable[[], T], seconds: float) -> T:
     context = multiprocessing.get_context()
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_call, args=(function, sender), daemon=True)
-    process.start()
+    try:
+        process.start()
+    except (AssertionError, OSError) as error:  # a daemonic process may have no children; others may be too many
+        raise SubprocessError(f"no process can be started: {told(error)}") from None
     sender.close()  # so that the end of the process is the end of the pipe
     try:
         if not receiver.poll(seconds):
