@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -63,20 +62,68 @@ def test_a_lock_says_who_holds_it_and_ends_with_its_holder(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+HOLD_WITH_WORKER = """
+import os, sys, time
+from pathlib import Path
+from rl_training.experiment.locking import RunLock
+RunLock(Path(sys.argv[1])).acquire()
+worker = os.fork()
+if worker:
+    print(worker, flush=True)
+time.sleep(60)
+"""
+
+
 def test_a_worker_process_does_not_keep_its_dead_parents_lock(tmp_path: Path) -> None:
-    lock = RunLock(tmp_path).acquire()
-    child = os.fork()
-    if child == 0:
-        time.sleep(60)
-        os._exit(0)
+    command = [sys.executable, "-c", HOLD_WITH_WORKER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        worker = int(answer(holder))
+        holder.kill()
     try:
-        assert lock._descriptor is not None
-        os.close(lock._descriptor)  # as the system does for a process that is killed
         with pytest.warns(UserWarning, match="it is gone"):
             RunLock(tmp_path).acquire().release()
     finally:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
+        os.kill(worker, 9)
+
+
+def test_a_directory_that_this_process_holds_is_refused_and_stays_held(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path).acquire()
+    for attempt in (RunLock(tmp_path).acquire, RunLock(tmp_path).check_free):
+        with pytest.raises(RunDirectoryError, match=f"in use by process {os.getpid()} on "):
+            attempt()
+    other = start_holder(tmp_path)
+    assert answer(other) == "refused"
+    other.communicate()
+    lock.release()
+    RunLock(tmp_path).acquire().release()
+
+
+def test_looking_whether_a_directory_is_free_changes_nothing(tmp_path: Path) -> None:
+    RunLock(tmp_path).check_free()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "run.lock").write_text('{"process": 1}')
+    RunLock(tmp_path).check_free()
+    assert (tmp_path / "run.lock").read_text() == '{"process": 1}'
+    holder = start_holder(tmp_path)
+    assert answer(holder) == "held"
+    with pytest.raises(RunDirectoryError, match=f"in use by process {holder.pid} on "):
+        RunLock(tmp_path).check_free()
+    holder.kill()
+    holder.communicate()
+
+
+def test_a_lock_file_that_is_a_link_or_a_pipe_is_refused_and_its_target_untouched(tmp_path: Path) -> None:
+    run_dir, victim = tmp_path / "run", tmp_path / "victim"
+    run_dir.mkdir()
+    victim.write_text("mine")
+    (run_dir / "run.lock").symlink_to(victim)
+    with pytest.raises(RunDirectoryError, match=r"run\.lock cannot be opened: it is a symbolic link"):
+        RunLock(run_dir).acquire()
+    (run_dir / "run.lock").unlink()
+    os.mkfifo(run_dir / "run.lock")
+    with pytest.raises(RunDirectoryError, match=r"run\.lock cannot be opened: it is a named pipe"):
+        RunLock(run_dir).acquire()
+    assert victim.read_text() == "mine"
 
 
 def test_a_lock_file_that_cannot_be_read_is_taken_over(tmp_path: Path) -> None:

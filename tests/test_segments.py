@@ -324,13 +324,14 @@ def test_a_checkpoint_is_found_and_loaded_with_one_read_of_every_file(
     run = Run(tmp_path)
     for _ in range(3):
         run.play(2).save()
-    read, seen = Path.read_bytes, []
+    seen: list[str] = []
 
-    def count(self: Path) -> bytes:
-        seen.append(self.name)
-        return read(self)
+    def count(path: Path) -> bytes:
+        seen.append(path.name)
+        return path.read_bytes()
 
-    monkeypatch.setattr(Path, "read_bytes", count)
+    for module in ("checkpointing", "segments"):
+        monkeypatch.setattr(f"rl_training.experiment.{module}.read_bytes", count)
     open_checkpoint(tmp_path)
     assert sorted(seen) == sorted([*names(run.replay), "step_12.pt"])
 

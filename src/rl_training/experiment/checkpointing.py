@@ -1,6 +1,7 @@
 """Checkpoints: staged, flushed, described by a manifest with SHA-256, renamed into place; read without running code."""
 
 import errno
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.files import REPLAY_FOLDER, remove_stale, write_atomically
+from rl_training.experiment.files import REPLAY_FOLDER, check_folder, read_bytes, remove_stale, write_atomically
 from rl_training.experiment.manifest import (
     MANIFEST_SUFFIX,
     Content,
@@ -127,12 +128,10 @@ def _standing(path: Path) -> Content | None:
     """The intact checkpoint that stands at `path`, if one does; without a manifest it is taken for intact."""
     if not path.exists():
         return None
-    content = path.read_bytes()
-    if not manifest_path(path).exists():
-        return describe(content, segments=[])
     try:
-        return verify(path, content)
-    except CheckpointError:
+        content = read_bytes(path)
+        return verify(path, content) if manifest_path(path).exists() else describe(content, segments=[])
+    except (CheckpointError, OSError):
         return None
 
 
@@ -146,7 +145,7 @@ def load_without_experience(path: Path | str) -> CheckpointState:
     """Read a checkpoint but not the replay segments that it refers to: enough to act, too little to go on training."""
     target = Path(path)
     try:
-        content = target.read_bytes()
+        content = read_bytes(Path(os.path.realpath(target)))  # a link that the user gives is followed
     except OSError as error:
         raise CheckpointError(f"checkpoint {target} cannot be read: {error.strerror}") from None
     described = verify(target, content) if manifest_path(target).exists() else None
@@ -218,10 +217,14 @@ def _open(target: Path, load: Callable[[Path], CheckpointState], *, best: bool) 
     if not target.is_dir():
         return OpenedCheckpoint(target, load(target))
     directory = target / "checkpoints" if (target / "checkpoints").is_dir() else target
+    if directory != target:
+        check_folder(directory)
     candidates = [directory / BEST_NAME] if best else step_checkpoints(directory)
     refused = []
     for candidate in candidates:
         try:
+            if candidate.is_symlink():
+                raise CheckpointError(f"checkpoint {candidate} is a symbolic link, which is not followed")
             opened = OpenedCheckpoint(candidate, load(candidate))
         except CheckpointError as error:
             refused.append(str(error))
@@ -235,9 +238,13 @@ def _open(target: Path, load: Callable[[Path], CheckpointState], *, best: bool) 
 
 def prune_checkpoints(directory: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints, and the segments that none needs; the best one stays."""
-    for path in step_checkpoints(directory)[keep:]:
-        _remove(path)
-    _sweep(directory)
+    _check_folders(directory)
+    try:
+        for path in step_checkpoints(directory)[keep:]:
+            _remove(path)
+        _sweep(directory)
+    except OSError as error:
+        warnings.warn(f"old checkpoints in {directory} cannot be removed: {error}", stacklevel=2)
 
 
 def drop_newer(directory: Path, step: int) -> None:
@@ -245,10 +252,17 @@ def drop_newer(directory: Path, step: int) -> None:
 
     The best one stays, even if it is of a later step: nothing tells that the run will become as good again.
     """
+    _check_folders(directory)
     for path in step_checkpoints(directory):
         if step_of(path) > step:
             _remove(path)
     _sweep(directory)
+
+
+def _check_folders(directory: Path) -> None:
+    """Refuse to remove files where a link leads out of the run directory."""
+    for folder in (directory, directory.parent / REPLAY_FOLDER):
+        check_folder(folder)
 
 
 def _remove(path: Path) -> None:

@@ -1,22 +1,98 @@
-"""Writing files so that a reader never sees half of one, whatever happens to the writer."""
+"""Files in run and group directories: links are never followed, and a reader never sees half of a file."""
 
+import errno
+import json
 import os
 import re
-from collections.abc import Callable
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
+from rl_training.errors import RunDirectoryError
+
 REPLAY_FOLDER = "replay"  # beside `checkpoints/`; named here, since who reads a run needs no torch
-_STAGED_NAME = re.compile(r"\..+\.(\d{1,9})\.tmp")
+_STAGED_NAME = re.compile(r"\..+\.(\d{1,9})(?:-[0-9a-f]+)?\.tmp")
+_LARGEST_JSON = 4 * 2**20  # bytes; its values take up to twenty times as much memory
+_LONGEST_LINE = 2**20  # bytes
+_NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """Open a regular file and return its descriptor; a link, a pipe or a device raises an `OSError` that says so."""
+    try:
+        # Without O_NONBLOCK, opening a pipe would wait for its other end.
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError:
+        check_regular(path)
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        check_regular(path)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
+
+
+def check_regular(path: Path) -> None:
+    """Raise an `OSError` if something else than a regular file stands at `path`; nothing there is fine."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return
+    for is_kind, name in _KINDS:
+        if is_kind(mode):
+            raise OSError(errno.EINVAL, f"it is {name}, and only a regular file is used here", str(path))
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder of a run or group directory that is a link, because files would be written and removed there."""
+    if path.is_symlink():
+        raise RunDirectoryError(f"{path} is a symbolic link, which is not followed: put the folder itself there")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file."""
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        return file.read()
+
+
+def read_json(path: Path, largest: int = _LARGEST_JSON) -> Any:
+    """The value in a JSON file; raises `OSError`, `ValueError` or `RecursionError` if it cannot be read."""
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise ValueError(f"it is larger than {largest // 2**20} MiB")
+    return json.loads(content.decode("utf-8"))
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a regular file with their line breaks; a line that no log has is cut into pieces."""
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        while line := file.readline(_LONGEST_LINE):
+            yield line
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Stage beside the target, flush to disk, then rename into place; nothing is left behind on failure."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # The random part keeps others from putting a link where the file will be staged.
+    staged = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    descriptor = open_regular(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        with staged.open("wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -40,10 +116,35 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def sync_directory(directory: Path) -> None:
-    """Make renames inside the directory survive a power cut."""
+def sync_directory(directory: Path) -> bool:
+    """Make renames inside the directory survive a power cut; false where the file system cannot do that."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_SYNC:
+            raise
+        return False
     finally:
         os.close(descriptor)
+    return True
+
+
+def set_aside(path: Path, label: str) -> Path:
+    """Rename a file or directory to a free name beside it, such as `metadata.json.damaged-1`; returns the new path."""
+    target = _free_name(path, label)
+    path.rename(target)
+    return target
+
+
+def keep_copy(path: Path, label: str) -> Path:
+    """Copy a file to a free name beside it, such as `metrics.jsonl.damaged-1`; returns the path of the copy."""
+    target = _free_name(path, label)
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as source:
+        write_atomically(target, lambda file: shutil.copyfileobj(source, file))
+    return target
+
+
+def _free_name(path: Path, label: str) -> Path:
+    names = (path.with_name(f"{path.name}.{label}-{number}") for number in count(1))
+    return next(name for name in names if not os.path.lexists(name))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.files import write_text
+from rl_training.experiment.files import read_json, write_text
 
 FORMAT_VERSION = 2
 MANIFEST_SUFFIX = ".manifest.json"
@@ -45,7 +45,7 @@ def read_manifest(path: Path) -> list[Content]:
     """Every content that the checkpoint's manifest vouches for: one, or two while it is being replaced."""
     place = manifest_path(path)
     try:
-        values = json.loads(place.read_text(encoding="utf-8"))
+        values = read_json(place)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"manifest {place} is damaged: {error}") from None
     if not isinstance(values, dict) or type(values.get("format")) is not int:

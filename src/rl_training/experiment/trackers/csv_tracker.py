@@ -2,9 +2,10 @@
 
 import csv
 import io
+import os
 from typing import TextIO
 
-from rl_training.experiment.files import write_text
+from rl_training.experiment.files import open_regular, write_text
 from rl_training.experiment.runs import RunContext, read_metrics
 from rl_training.experiment.trackers.base import Metrics, Outcome, TrackedRun, finite
 
@@ -32,7 +33,8 @@ class CsvTracker:
         writer.writerows(rows)
         write_text(self._path, table.getvalue())
         # Line-buffered: a crash loses at most the row being written.
-        self._file = self._path.open("a", buffering=1, encoding="utf-8", newline="")
+        descriptor = open_regular(self._path, os.O_WRONLY | os.O_APPEND)
+        self._file = os.fdopen(descriptor, "a", buffering=1, encoding="utf-8", newline="")
 
     def log(self, metrics: Metrics, step: int, at: float) -> None:
         """Append a row."""

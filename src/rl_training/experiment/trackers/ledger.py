@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rl_training.experiment.files import write_text
+from rl_training.experiment.files import read_json, write_text
 from rl_training.experiment.runs import RunContext
 from rl_training.experiment.trackers.base import Metrics
 
@@ -51,12 +51,15 @@ def open_ledger(context: RunContext, tracker: str, home: str) -> Ledger:
     known = _read(path)
     if known.get("home") != home:
         return Ledger(path, home)
-    return Ledger(path, home, known["run_id"], known["logged"])
+    run_id, logged = known.get("run_id"), known.get("logged")
+    if not isinstance(run_id, str) or not isinstance(logged, dict):
+        return Ledger(path, home)
+    return Ledger(path, home, run_id, logged)
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none yet, or damaged: the run begins anew there
+        known = read_json(path)
+    except (OSError, ValueError, RecursionError):  # none yet, or damaged: the run begins anew there
         return {}
     return known if isinstance(known, dict) else {}
