@@ -115,6 +115,12 @@ def test_a_run_without_evaluations_has_no_score(tmp_path: Path) -> None:
         run.score()
 
 
+METADATA = (
+    '{"algo": "ppo", "env_id": "CartPole-v1", "seed": 2, "status": "completed", "global_step": 1000, '
+    '"total_timesteps": 1000, "metrics": {}}'
+)
+
+
 def damaged(tmp_path: Path, name: str, text: str) -> RunGroup:
     write_run(tmp_path, 1, [1.0])
     (write_run(tmp_path, 2, [2.0]) / name).write_text(text)
@@ -127,7 +133,8 @@ def damaged(tmp_path: Path, name: str, text: str) -> RunGroup:
         ("metadata.json", "{", "is not a run directory"),
         ("metadata.json", "{}", "cannot be read: KeyError: 'algo'"),
         ("metrics.jsonl", "5\n", "cannot be read"),
-        ("metrics.jsonl", '{"time": 1}\n', "a line of metrics.jsonl has no step"),
+        ("metrics.jsonl", '{"time": 1}\n', "no line of metrics.jsonl can be read"),
+        ("metadata.json", METADATA.replace("{}", "[1]"), "the metrics in metadata.json are no map"),
         ("config.yaml", "a: [", "cannot be read: ConfigError"),
     ],
 )
@@ -139,6 +146,18 @@ def test_a_damaged_run_is_left_out_by_name(tmp_path: Path, name: str, text: str,
     assert "seed2" in note
     assert reason in note
     assert "\n" not in note
+
+
+def test_damaged_lines_of_a_log_cost_only_themselves(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path, 1, [1.0, 2.0, 3.0])
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    lines[3] = '{"step": 2000, "eval/mean_reward": "2.0"}'
+    odd = ["\x00", "5", "[" * 9_999, '{"step": true}', '{"step": "2000"}', '{"time": 1}', '{"step": 2000']
+    path.write_text("\n".join([*lines[:4], *odd, *lines[4:]]) + "\n")
+    (run,) = load_group(tmp_path).runs
+    assert run.evaluation.steps.tolist() == [1_000.0, 3_000.0]
+    assert run.training.steps.tolist() == [1_000.0, 2_000.0, 3_000.0]
 
 
 def test_values_that_were_not_finite_are_gaps_and_the_later_line_of_a_step_counts(tmp_path: Path) -> None:

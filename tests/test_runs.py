@@ -24,6 +24,7 @@ from rl_training.experiment.runs import (
     context_of,
     create_run_context,
     find_runs,
+    read_digests,
     read_metadata,
     read_metrics,
     slug,
@@ -272,6 +273,46 @@ def test_metrics_are_cut_back_to_a_step_and_go_on_from_there(context: RunContext
     logger.close()
     assert steps(context) == [*kept, 100]
     assert all(json.loads(line) for line in context.metrics_path.read_text().splitlines())
+
+
+def flip(path: Path, position: int) -> bytes:
+    """Flip a bit of the file, and give what it was."""
+    content = path.read_bytes()
+    path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+    return content
+
+
+def test_a_flipped_bit_in_the_middle_of_a_log_costs_one_line_and_is_told(context: RunContext) -> None:
+    with context.digests_path.open("w") as file:
+        for step in (10, 20, 30):
+            file.write(json.dumps({"step": step, "sha256": str(step)}) + "\n")
+    for path in (context.metrics_path, context.digests_path):
+        before = flip(path, path.read_bytes().index(b"\n") + 1)
+        damaged = path.read_bytes()
+        with pytest.warns(UserWarning, match=rf"{path.name} has damaged lines.*kept as {path.name}\.damaged-1"):
+            truncate_logs(context, 99)
+        assert path.with_name(f"{path.name}.damaged-1").read_bytes() == damaged
+        assert path.read_bytes() == b"".join(before.splitlines(keepends=True)[::2])
+    assert steps(context) == [10, 30]
+    assert read_digests(context) == {10: "10", 30: "30"}
+    truncate_logs(context, 99)  # nothing is said a second time: warnings are errors here
+
+
+def test_a_log_that_was_overwritten_is_kept_beside_and_told(context: RunContext) -> None:
+    context.metrics_path.write_bytes(b"\x80\x04\x95 no line break")
+    with pytest.warns(UserWarning, match="damaged lines"):
+        truncate_logs(context, 99)
+    assert context.metrics_path.with_name("metrics.jsonl.damaged-1").read_bytes() == b"\x80\x04\x95 no line break"
+
+
+@pytest.mark.parametrize("line", ["5", "[]", "null", '{"time": 1}', '{"step": "20"}', '{"step": true}', "[" * 9_999])
+def test_a_line_without_an_env_step_is_left_out_and_the_later_ones_stay(line: str, context: RunContext) -> None:
+    first, *rest = context.metrics_path.read_text().splitlines()
+    context.metrics_path.write_text("\n".join([first, line, *rest]) + "\n")
+    assert steps(context) == [10, 20, 30]
+    with pytest.warns(UserWarning, match="damaged lines"):
+        truncate_logs(context, 20)
+    assert steps(context) == [10, 20]
 
 
 def test_metadata_changes_keep_the_rest(tmp_path: Path) -> None:

@@ -1,38 +1,95 @@
 """Metrics on disk: JSON lines as the truth, handed on to the run's trackers."""
 
 import json
+import os
 import time
+import warnings
+from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 
 from rl_training.errors import RunDirectoryError
+from rl_training.experiment.files import open_regular
 from rl_training.experiment.runs import RunContext, read_metadata
 from rl_training.experiment.trackers.base import Outcome, Tracker, finite
+
+_MOST_WAITING = 10_000  # lines that are kept in memory while they cannot be written
+
+
+class LineFile:
+    """A log to which lines are appended. A line that cannot be written is tried again with the next one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._warned = False
+        self._waiting: deque[str] = deque(maxlen=_MOST_WAITING)
+
+    def open(self) -> "LineFile":
+        """Create the file, so that readers find it; the first failure of a file is told in a warning."""
+        self._flush()
+        return self
+
+    def write(self, line: str) -> None:
+        """Append the lines that wait, and this one."""
+        self._waiting.append(line)
+        self._flush()
+
+    def close(self) -> None:
+        """Write what waits, and close the file; closing twice is fine."""
+        if self._waiting:
+            self._flush()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _flush(self) -> None:
+        try:
+            if self._descriptor is None:
+                self._descriptor = open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            while self._waiting:
+                _append(self._descriptor, self._waiting[0])
+                self._waiting.popleft()
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                reason = f"{self._path} cannot be written: {error.strerror}"
+                warnings.warn(f"{reason}; training goes on, and the lines are tried again later", stacklevel=4)
+
+
+def _append(descriptor: int, line: str) -> None:
+    rest, size = f"{line}\n".encode(), os.fstat(descriptor).st_size
+    try:
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    except OSError:
+        os.ftruncate(descriptor, size)  # or the next line would be appended to half of this one
+        raise
 
 
 class RunLogger:
     """Appends metrics and digests to the run directory; the x-axis is env steps, all envs counted."""
 
     def __init__(self, context: RunContext, trackers: Sequence[Tracker] = ()) -> None:
-        # Line-buffered: a crash loses at most the line being written.
-        self._file = context.metrics_path.open("a", buffering=1, encoding="utf-8")
-        self._digests = context.digests_path.open("a", buffering=1, encoding="utf-8")
+        self._metrics = LineFile(context.metrics_path).open()
+        self._digests = LineFile(context.digests_path).open()
         self._context = context
         self._trackers = trackers
 
     def log_metrics(self, metrics: dict[str, int | float], step: int) -> None:
         """Write one line; the trackers get the same numbers under the same names."""
         at = round(time.time(), 3)
-        self._file.write(json.dumps({"step": step, "time": at, **finite(metrics)}) + "\n")
+        self._metrics.write(json.dumps({"step": step, "time": at, **finite(metrics)}))
         for tracker in self._trackers:
             tracker.log(metrics, step, at)
 
     def log_digest(self, digest: str, step: int) -> None:
         """Write what the state of the run amounts to at `step`, for whoever repeats it."""
-        self._digests.write(json.dumps({"step": step, "sha256": digest}) + "\n")
+        self._digests.write(json.dumps({"step": step, "sha256": digest}))
 
     def close(self) -> None:
         """Flush and close, and tell the trackers how the run ended; closing twice is fine."""
-        self._file.close()
+        self._metrics.close()
         self._digests.close()
         outcome = _outcome(self._context)
         for tracker in self._trackers:

@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,24 @@ import yaml
 from rl_training.errors import RunDirectoryError
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.dialect import ConfigDumper
-from rl_training.experiment.files import REPLAY_FOLDER, write_text
+from rl_training.experiment.files import (
+    REPLAY_FOLDER,
+    check_folder,
+    check_regular,
+    keep_copy,
+    read_json,
+    read_lines,
+    set_aside,
+    write_text,
+)
 
 METRICS_FILE = "metrics.jsonl"
 DIGESTS_FILE = "digests.jsonl"
 METADATA_FILE = "metadata.json"
 CURVE_FILE = "learning_curve.png"
 CONFIG_FILE = "config.yaml"
+_FOLDERS = ("checkpoints", REPLAY_FOLDER, "tensorboard", "failure", "trackers", "wandb")  # that a run writes into
+_LINE_START = b'{"step": '
 _MAX_NAME = 70  # characters per part: with three of them and a seed, a whole id stays below 255
 
 
@@ -56,6 +68,16 @@ class RunContext:
         """The transitions that checkpoints refer to; made when the first are saved."""
         return self.run_dir / REPLAY_FOLDER
 
+    def check_files(self) -> None:
+        """Refuse, by name, links and pipes in place of the run's own files and folders."""
+        for folder in _FOLDERS:
+            check_folder(self.run_dir / folder)
+        for path in (self.metadata_path, self.config_path, self.metrics_path, self.digests_path):
+            try:
+                check_regular(path)
+            except OSError as error:
+                raise RunDirectoryError(f"{path} is refused: {error.strerror}") from None
+
 
 def slug(name: str) -> str:
     """The name as one path component: letters, digits, dots, dashes and underscores, never empty or hidden."""
@@ -80,10 +102,16 @@ def run_name(config: TrainConfig, suffix: str) -> str:
     return f"{slug(config.algo)}__{slug(config.env_id)}__seed{config.seed}__{slug(suffix)}"
 
 
-def create_run_context(config: TrainConfig, run_suffix: str | None = None) -> RunContext:
-    """Create a new run directory below `output_dir`; two runs never share one."""
+def create_run_context(
+    config: TrainConfig, run_suffix: str | None = None, *, output_dir: Path | None = None
+) -> RunContext:
+    """Create a new run directory below the config's `output_dir`; two runs never share one.
+
+    An absolute `output_dir` takes its place where the working directory may have changed since the config was read.
+    """
     suffix = run_suffix if run_suffix is not None else unique_suffix()
-    return context_of(make_directory(config.output_dir, run_name(config, suffix), ("checkpoints", "tensorboard")))
+    place = (output_dir or config.output_dir).absolute()
+    return context_of(make_directory(place, run_name(config, suffix), ("checkpoints", "tensorboard")))
 
 
 def make_directory(output_dir: Path, name: str, folders: Sequence[str]) -> Path:
@@ -139,7 +167,7 @@ def write_values(path: Path, values: dict[str, Any]) -> None:
 def read_metadata(context: RunContext) -> dict[str, Any]:
     """What `metadata.json` says."""
     try:
-        values = json.loads(context.metadata_path.read_text(encoding="utf-8"))
+        values = read_json(context.metadata_path)
     except (OSError, ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{context.run_dir} is not a run directory: {error}") from None
     if not isinstance(values, dict):
@@ -147,38 +175,90 @@ def read_metadata(context: RunContext) -> dict[str, Any]:
     return values
 
 
+def mend_metadata(context: RunContext, known: dict[str, Any]) -> None:
+    """Set a damaged `metadata.json` aside, with a warning, and write what is `known` of the run in its place."""
+    try:
+        values = read_metadata(context)
+        if isinstance(values.get("wall_seconds", 0.0), (int, float)) and isinstance(values.get("resumed", []), list):
+            return
+        reason = "an entry has another type than expected"
+    except RunDirectoryError as error:
+        reason = str(error)
+    aside = set_aside(context.metadata_path, "damaged")
+    warnings.warn(f"{reason}; set aside as {aside.name} and written anew from the checkpoint", stacklevel=2)
+    write_text(context.metadata_path, json.dumps(known, indent=2) + "\n")
+
+
 def update_metadata(context: RunContext, **changes: Any) -> None:
     """Change some entries of `metadata.json`, creating it if needed."""
-    values = read_metadata(context) if context.metadata_path.exists() else {}
+    values = read_metadata(context) if os.path.lexists(context.metadata_path) else {}
     write_text(context.metadata_path, json.dumps({**values, **changes}, indent=2) + "\n")
 
 
 def read_metrics(context: RunContext) -> list[dict[str, Any]]:
-    """The lines of the metrics file; a last line that a crash has torn is left out."""
-    return _read_lines(context.metrics_path)
+    """The lines of the metrics file; lines that are torn or damaged are left out."""
+    return _read_log(context.metrics_path).rows
 
 
 def read_digests(context: RunContext) -> dict[int, str]:
     """The digests of the run's state, by env step."""
-    return {row["step"]: row["sha256"] for row in _read_lines(context.digests_path)}
+    rows = _read_log(context.digests_path).rows
+    return {row["step"]: row["sha256"] for row in rows if isinstance(row.get("sha256"), str)}
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
+@dataclass(frozen=True)
+class _Log:
+    """The readable lines of a log."""
+
+    rows: list[dict[str, Any]]
+    damaged: bool
+    """Whether lines were left out. A last line without its line break is not damage: a killed process leaves it."""
+
+
+def _read_log(path: Path) -> _Log:
+    if not os.path.lexists(path):
+        return _Log([], damaged=False)
     rows: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
+    damaged, torn = False, False
+    try:
+        for line in read_lines(path):
+            damaged, torn = damaged or torn, False
+            row = _parse(line)
+            if row is not None:
+                rows.append(row)
+            elif _is_torn(line):
+                torn = True  # which only the last line may be
+            else:
+                damaged = True
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
+    return _Log(rows, damaged)
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether this is the beginning of a line of a log."""
+    return not line.endswith(b"\n") and line[: len(_LINE_START)] == _LINE_START[: len(line)]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """A line of a log: an object with an env step; none if it is something else."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and type(row.get("step")) is int else None
 
 
 def truncate_logs(context: RunContext, step: int) -> None:
-    """Drop what was measured after `step`, because it will be measured again."""
+    """Drop what was measured after `step`, because it will be measured again; keep a copy of a damaged log."""
     for path in (context.metrics_path, context.digests_path):
-        kept = [row for row in _read_lines(path) if row["step"] <= step]
+        log = _read_log(path)
+        if log.damaged:
+            copy = keep_copy(path, "damaged")
+            warnings.warn(
+                f"{path} has damaged lines, which are left out; the file is kept as {copy.name}", stacklevel=2
+            )
+        kept = [row for row in log.rows if row["step"] <= step]
         write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 

@@ -79,7 +79,7 @@ class SampleEfficiency:
 
 def read_curve(rows: Iterable[Mapping[str, Any]], metric: str) -> Curve:
     """A metric out of the lines of a metrics file; where a step was logged twice, the later line counts."""
-    points = {row["step"]: row[metric] for row in rows if row.get(metric) is not None}
+    points = {row["step"]: row[metric] for row in rows if isinstance(row.get(metric), (int, float))}
     steps = sorted(points)
     values = [points[step] for step in steps]
     return Curve(np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64))

@@ -9,6 +9,7 @@ import numpy as np
 
 from rl_training.errors import ConfigError, RunDirectoryError, told
 from rl_training.experiment.config import binding_differences
+from rl_training.experiment.files import check_regular
 from rl_training.experiment.runs import RunContext, context_of, find_runs, read_metadata, read_metrics
 from rl_training.experiment.sources import read_yaml
 from rl_training.results.curves import Curve, area_under_curve, read_curve
@@ -125,14 +126,17 @@ def load_run(run_dir: Path | str) -> Run:
     metadata = read_metadata(context)
     try:
         return _build_run(context, metadata)
-    except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ConfigError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunDirectoryError(f"{run_dir} cannot be read: {told(error)}") from None
 
 
 def _build_run(context: RunContext, metadata: dict[str, Any]) -> Run:
+    if not isinstance(metadata.get("metrics") or {}, dict):
+        raise ValueError(f"the metrics in {context.metadata_path.name} are no map")
+    check_regular(context.config_path)
     rows = tuple(read_metrics(context))
-    if any(not isinstance(row.get("step"), int) for row in rows):
-        raise ValueError(f"a line of {context.metrics_path.name} has no step")
+    if not rows and context.metrics_path.exists() and context.metrics_path.stat().st_size:
+        raise ValueError(f"no line of {context.metrics_path.name} can be read")
     return Run(
         run_dir=context.run_dir,
         algo=str(metadata["algo"]),
