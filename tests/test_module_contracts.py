@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "rl_training"
 
 # From the bottom up: a module may import from its own layer and from those above it in this list.
 LAYERS = [
-    ["", "_lazy", "compiling", "cores", "errors", "memory", "provenance", "streams"],
+    ["", "_lazy", "compiling", "cores", "errors", "memory", "output", "provenance", "streams"],
     [f"experiment.{name}" for name in ("validation", "schedules", "config", "files", "dialect", "sources")],
     [f"experiment.{name}" for name in ("payload", "manifest", "migration", "segments")],
     [f"experiment.{name}" for name in ("runs", "checkpointing", "digests", "locking", "groups")],

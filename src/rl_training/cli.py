@@ -20,6 +20,7 @@ from rl_training.errors import (
     RLTrainingError,
     TrainingInterrupted,
 )
+from rl_training.output import drop_lost_output
 
 if TYPE_CHECKING:
     from rl_training.commands.seeds import ManySeeds
@@ -288,10 +289,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, EnvironmentStepError) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)  # the env's author needs it
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
-        return FAILED if isinstance(error, (EnvironmentStepError, NonFiniteUpdateError)) else USER_ERROR
+        return FAILED if _is_failure(error) else USER_ERROR
+
+
+def _is_failure(error: Exception) -> bool:
+    """Whether a run or an env failed, and not the user."""
+    in_run = isinstance(error, RLTrainingError) and error.ended_run
+    return in_run or isinstance(error, (EnvironmentStepError, NonFiniteUpdateError))
 
 
 def entry_point() -> None:
     """The console script."""
     sys.path.insert(0, "")  # `--env my_module:MyEnv-v0` finds a module of the working directory
+    drop_lost_output()
     sys.exit(main())

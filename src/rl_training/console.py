@@ -13,7 +13,8 @@ from rich.text import Text
 from rl_training.errors import RunDirectoryError
 from rl_training.experiment.config import plain_config
 from rl_training.experiment.groups import LOGS_FOLDER
-from rl_training.experiment.runs import context_of, find_runs, read_metadata
+from rl_training.experiment.runs import RunContext, context_of, find_runs, read_metadata
+from rl_training.output import shown_path
 from rl_training.results.drawing import plot_run
 from rl_training.results.receipts import read_references, told_interval
 from rl_training.results.statistics import interquartile_mean, short
@@ -59,19 +60,32 @@ def show_metrics(title: str, metrics: Mapping[str, int | float]) -> None:
 
 def show_result(result: "TrainResult") -> None:
     """The final numbers, and where everything lies; draws the learning curve."""
-    metadata = read_metadata(context_of(result.run_dir))
-    show_metrics(f"Run {result.status}", {**result.metrics, "wall seconds": float(metadata["wall_seconds"])})
-    curve = plot_run(context_of(result.run_dir))
+    context = context_of(result.run_dir)
+    try:
+        seconds = {"wall seconds": float(read_metadata(context)["wall_seconds"])}
+    except (RunDirectoryError, LookupError):  # a full disk, of which a warning has told
+        seconds = {}
+    show_metrics(f"Run {result.status}", {**result.metrics, **seconds})
     for label, value in (
-        ("run directory", result.run_dir),
-        ("checkpoint", result.checkpoint_path),
-        ("learning curve", curve or "not drawn: pip install 'rl-training[plots]'"),
+        ("run directory", shown_path(result.run_dir)),
+        ("checkpoint", shown_path(result.checkpoint_path)),
+        ("learning curve", _draw_curve(context)),
     ):
         print(f"{label + ':':16}{value}")
 
 
+def _draw_curve(context: RunContext) -> str:
+    """Where the learning curve is, or why it was not drawn."""
+    try:
+        curve = plot_run(context)
+        return "not drawn: pip install 'rl-training[plots]'" if curve is None else str(shown_path(curve))
+    except RunDirectoryError as error:
+        return f"not drawn: {error}"
+
+
 def show_group(group_dir: Path, record: "GroupRecord") -> None:
     """One row per seed, what they come to together, and how to go on with those that failed."""
+    group_dir = shown_path(group_dir)
     table = _table(f"Seeds {record.status}", "seed", "status", "steps", "return", "seconds", "why")
     for each in record.seeds:
         shown = "-" if each.final_return is None else f"{each.final_return:.2f}"

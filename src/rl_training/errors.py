@@ -9,6 +9,9 @@ from typing import Any
 class RLTrainingError(Exception):
     """The root: `except RLTrainingError` catches whatever the user can put right."""
 
+    ended_run = False
+    """Whether a run was in progress, and has failed with this error."""
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_training.experiment.groups import GroupRecord, SeedRecord, SeedStatus, seeds_told
-from rl_training.runtime.progress import PatientConsole
+from rl_training.output import shown_path
+from rl_training.runtime.progress import patient_console
 from rl_training.runtime.types import MetricDict
 
 _REDRAW_SECONDS = 0.5
@@ -72,7 +73,7 @@ class GroupDisplay:
     """Shows the seeds of one group, and says when one has ended."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console or PatientConsole(stderr=True)
+        self._console = console or patient_console()
         self._clock = clock
         self._live: Live | None = None
         self._shown_at = clock()
@@ -80,7 +81,8 @@ class GroupDisplay:
     def begin(self, group_dir: Path, record: GroupRecord) -> None:
         """Open the display."""
         seeds = seeds_told([each.seed for each in record.seeds])
-        self.say(f"Training {record.algo} on {record.env_id}, seeds {seeds}, {record.jobs} at a time, in {group_dir}")
+        what = f"Training {record.algo} on {record.env_id}, seeds {seeds}, {record.jobs} at a time"
+        self.say(f"{what}, in {shown_path(group_dir)}")
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()

@@ -1,12 +1,15 @@
 """What people see while a run trains: a live display on a terminal, a plain line now and then elsewhere."""
 
+import sys
 import time
 from collections.abc import Callable
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from rl_training.output import DroppingStream, shown_path
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import CollectResult
 from rl_training.runtime.trainer import TrainerState, TrainResult
@@ -23,19 +26,16 @@ _SHOWN = (
 )
 
 
-class PatientConsole(Console):
-    """Falls silent when nobody reads it any more; rich's own would end the program, and with it the run."""
-
-    def on_broken_pipe(self) -> None:
-        """Write nothing from now on."""
-        self.quiet = True
+def patient_console() -> Console:
+    """A console on stderr that drops what cannot be written; rich's own would end the run."""
+    return Console(file=cast(TextIO, DroppingStream(sys.stderr)))
 
 
 class ProgressDisplay(Callback):
     """Steps, steps per second, time left, return and losses."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console or PatientConsole(stderr=True)
+        self._console = console or patient_console()
         self._clock = clock
         self._bar: Progress | None = None
         self._task = TaskID(0)
@@ -48,7 +48,7 @@ class ProgressDisplay(Callback):
         self._started_step = trainer.global_step
         config = trainer.config
         self._console.print(
-            f"Training {trainer.algorithm} on {config.env_id}, seed {config.seed}, in {trainer.run_dir}",
+            f"Training {trainer.algorithm} on {config.env_id}, seed {config.seed}, in {shown_path(trainer.run_dir)}",
             highlight=False,
             markup=False,
             soft_wrap=True,
