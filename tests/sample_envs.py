@@ -181,6 +181,21 @@ class OrderedEnv(HiddenWalk):
         return super().step(action)
 
 
+class WanderingEnv(CountingEnv):
+    """Changes the working directory with every episode, first when it is made."""
+
+    def __init__(self, away: str) -> None:
+        super().__init__()
+        self.away = away
+        os.chdir(away)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        os.chdir(self.away)
+        shown, info = super().reset(seed=seed, options=options)
+        self.shown[0] = 0.0
+        return shown, info
+
+
 class UnrepeatableEnv(gymnasium.Env[Any, Any]):
     """Shows how many steps its kind has taken in this process, whatever its seed; episodes have five steps."""
 
@@ -255,6 +270,7 @@ class SlowEnv(StepEnv):
 gymnasium.register("tests/Slow-v0", f"{__name__}:SlowEnv")
 gymnasium.register("tests/Signalling-v0", f"{__name__}:SignallingEnv")
 gymnasium.register("tests/Breaking-v0", f"{__name__}:BreakingEnv")
+gymnasium.register("tests/Wandering-v0", f"{__name__}:WanderingEnv")
 gymnasium.register("tests/Ordered-v0", f"{__name__}:OrderedEnv")
 gymnasium.register("tests/Unrepeatable-v0", f"{__name__}:UnrepeatableEnv")
 gymnasium.register("tests/State-v0", f"{__name__}:StateEnv", max_episode_steps=40)

@@ -1,10 +1,14 @@
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MakeConfig
 
-from rl_training.errors import ConfigError, TrainingStateError
+from rl_training.errors import CheckpointError, ConfigError, RunDirectoryError, TrainingStateError
 from rl_training.experiment import DefaultExperimentManager
+from rl_training.experiment.checkpointing import OpenedCheckpoint, open_checkpoint
+from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import context_of, read_metadata, read_metrics
 from rl_training.runtime.callbacks import Callback
 
@@ -62,6 +66,69 @@ def test_resume_hands_its_callbacks_on_and_continues_in_place(make_config: MakeC
     assert (metadata["status"], metadata["global_step"]) == ("completed", 256)
     steps = [row["step"] for row in read_metrics(context_of(first.run_dir)) if "time/fps" in row]
     assert steps == [64, 128, 192, 256]
+
+
+def test_a_trainer_that_is_late_sees_what_another_has_done_and_drops_nothing(make_config: MakeConfig) -> None:
+    manager = DefaultExperimentManager()
+    first = manager.setup(make_config()).train()
+    slow = manager.resume(first.run_dir, total_timesteps=192)
+    fast = manager.resume(first.run_dir, total_timesteps=256).train()
+    assert fast.metrics["global_step"] == 256
+    files = {path: path.read_bytes() for path in first.run_dir.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="total_timesteps=192: already trained for 256 steps"):
+        slow.train()
+    assert {path: path.read_bytes() for path in first.run_dir.rglob("*") if path.is_file()} == files
+
+
+def test_a_late_trainer_with_a_larger_budget_goes_on_from_the_newest_checkpoint(make_config: MakeConfig) -> None:
+    manager = DefaultExperimentManager()
+    first = manager.setup(make_config()).train()
+    slow = manager.resume(first.run_dir, total_timesteps=320)
+    manager.resume(first.run_dir, total_timesteps=256).train()
+    assert slow.train().metrics["global_step"] == 320
+    assert [note["step"] for note in read_metadata(context_of(first.run_dir))["resumed"]] == [128, 256]
+
+
+def test_a_checkpoint_to_go_on_from_is_read_while_the_lock_is_held(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = DefaultExperimentManager()
+    first = manager.setup(make_config()).train()
+    held: list[bool] = []
+
+    def read(path: Path) -> OpenedCheckpoint:
+        held.append((path / "run.lock").exists())
+        with pytest.raises(RunDirectoryError, match="in use by process"):
+            RunLock(path).check_free()
+        return open_checkpoint(path)
+
+    trainer = manager.resume(first.run_dir, total_timesteps=192)
+    assert not (first.run_dir / "run.lock").exists()  # a trainer that never trains blocks nobody
+    monkeypatch.setattr("rl_training.runtime.workflows.open_checkpoint", read)
+    trainer.train()
+    assert held == [True]
+    assert not (first.run_dir / "run.lock").exists()
+
+
+def test_the_lock_is_given_back_when_a_resume_fails(make_config: MakeConfig) -> None:
+    manager = DefaultExperimentManager()
+    first = manager.setup(make_config()).train()
+    trainer = manager.resume(first.run_dir, total_timesteps=192)
+    for path in first.checkpoint_path.parent.glob("*.pt"):
+        path.write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match="no intact checkpoint"):
+        trainer.train()
+    assert not (first.run_dir / "run.lock").exists()
+    RunLock(first.run_dir).acquire().release()
+
+
+def test_a_run_in_use_is_refused_before_it_is_read(make_config: MakeConfig) -> None:
+    manager = DefaultExperimentManager()
+    first = manager.setup(make_config()).train()
+    lock = RunLock(first.run_dir).acquire()
+    with pytest.raises(RunDirectoryError, match=f"in use by process {os.getpid()} on "):
+        manager.resume(first.run_dir, total_timesteps=192)
+    lock.release()
 
 
 def test_resume_needs_a_larger_budget(make_config: MakeConfig) -> None:

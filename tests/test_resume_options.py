@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -188,6 +189,80 @@ def test_updates_that_were_compiled_and_run_eagerly_now_are_named(
 def test_an_exact_resume_says_so(finished: TrainResult, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume", str(finished.run_dir), "--total-timesteps", "192"]) == 0
     assert "resumed from step 128 (exact)" in capsys.readouterr().err
+
+
+def test_a_run_that_was_moved_goes_on_where_it_is(finished: TrainResult, tmp_path: Path) -> None:
+    moved = tmp_path / "other" / finished.run_dir.name
+    shutil.copytree(finished.run_dir, moved)
+    shutil.rmtree(finished.run_dir.parent)
+    finished.run_dir.parent.write_text("the old output directory is no directory here")
+    assert resume(moved, total_timesteps=192) == 0
+    assert load_config(moved / "config.yaml").output_dir == tmp_path / "other"
+    assert load_checkpoint(find_checkpoint(moved)).config["output_dir"] == str(tmp_path / "other")
+
+
+def test_a_relative_output_directory_stays_as_it_was_given(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_dir = train_ppo(make_config(output_dir=Path("here"))).run_dir
+    assert run_dir.parent == tmp_path / "here"
+    assert resume(run_dir.relative_to(tmp_path), total_timesteps=192) == 0
+    assert load_config(run_dir / "config.yaml").output_dir == Path("here")
+    monkeypatch.chdir(run_dir)
+    assert resume(Path(), total_timesteps=256) == 0
+    assert load_config(run_dir / "config.yaml").output_dir == tmp_path / "here"
+
+
+def test_an_env_that_changes_the_working_directory_does_not_split_its_run(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = tmp_path / "away"
+    away.mkdir()
+    wandering = {"env_id": "sample_envs:tests/Wandering-v0", "env_kwargs": {"away": str(away)}}
+    monkeypatch.chdir(tmp_path)
+    config = make_config(output_dir=Path("here"), trackers=["tensorboard", "csv"], **wandering)
+    run_dir = train_ppo(config).run_dir
+    monkeypatch.chdir(tmp_path)
+    assert resume(run_dir.relative_to(tmp_path), total_timesteps=192) == 0
+    assert list(away.iterdir()) == []
+    assert [path.name for path in (tmp_path / "here").iterdir()] == [run_dir.name]
+    assert read_metadata(context_of(run_dir))["global_step"] == 192
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff", b"[" * 99_999, b'{"wall_seconds": "long"}', b'{"resumed": null}']
+)
+def test_damaged_metadata_is_set_aside_and_written_anew_from_the_checkpoint(
+    content: bytes, finished: TrainResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = context_of(finished.run_dir)
+    before = read_metadata(context)
+    context.metadata_path.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"set aside as metadata\.json\.damaged-1") as caught:
+        assert resume(finished.run_dir, total_timesteps=192) == 0
+    assert len(caught) == 1
+    assert (finished.run_dir / "metadata.json.damaged-1").read_bytes() == content
+    after = read_metadata(context)
+    for name in ("run_id", "algo", "env_id", "seed", "versions", "tags"):
+        assert after[name] == before[name]
+    assert (after["status"], after["global_step"], after["total_timesteps"]) == ("completed", 192, 192)
+    assert [note["step"] for note in after["resumed"]] == [128]
+    capsys.readouterr()
+    assert main(["list", str(finished.run_dir)]) == 0
+    assert "completed" in capsys.readouterr().out
+    assert main(["report", str(finished.run_dir), "--no-film", "--output", str(finished.run_dir / "r.html")]) == 0
+
+
+def test_damaged_logs_do_not_stop_a_resume_and_keep_what_is_readable(finished: TrainResult) -> None:
+    context = context_of(finished.run_dir)
+    rows, digests = read_metrics(context), read_digests(context)
+    content = context.metrics_path.read_bytes()
+    context.metrics_path.write_bytes(b"\x00" + content[1:])
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl has damaged lines"):
+        assert resume(finished.run_dir, total_timesteps=192) == 0
+    assert read_metrics(context)[: len(rows) - 1] == rows[1:]
+    assert digests.items() <= read_digests(context).items()
 
 
 def test_nested_differences_are_found_and_free_ones_left_out() -> None:

@@ -22,11 +22,11 @@ from rl_training.cli import load_config
 from rl_training.cores import cpu_name
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import context_of, read_metadata, read_metrics
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.run_utils import (
     create_training_run,
-    end_run,
     limited_threads,
     reopen_training_run,
     resolve_device,
@@ -185,8 +185,8 @@ def test_numbers_that_json_does_not_know_are_logged_as_null(make_config: MakeCon
 
 def test_the_end_of_a_run_is_added_to_its_metadata(make_config: MakeConfig) -> None:
     run = create_training_run(make_config())
+    run.end(status="completed", best_return=3.5)
     run.close()
-    end_run(run.run_context, status="completed", best_return=3.5)
     metadata = read_metadata(run.run_context)
     assert (metadata["status"], metadata["best_return"], metadata["seed"]) == ("completed", 3.5, 7)
     assert metadata["ended_at"] >= metadata["started_at"]
@@ -197,10 +197,11 @@ def test_a_reopened_run_drops_what_was_measured_after_the_checkpoint(make_config
     run = create_training_run(config)
     for step in (10, 20, 30):
         run.logger.log_metrics({"loss": float(step)}, step=step)
+    run.end(status="interrupted")
     run.close()
-    end_run(run.run_context, status="interrupted")
     longer = config.model_copy(update={"total_timesteps": 256})
-    again = reopen_training_run(run.run_context.run_dir, longer, ResumeNote(20, ("torch 1 then, 2 now",)))
+    lock = RunLock(run.run_context.run_dir).acquire()
+    again = reopen_training_run(lock, longer, ResumeNote(20, ("torch 1 then, 2 now",)))
     again.logger.log_metrics({"loss": 0.0}, step=25)
     again.close()
     assert [row["step"] for row in read_metrics(run.run_context)] == [10, 20, 25]

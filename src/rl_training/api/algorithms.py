@@ -25,7 +25,7 @@ from rl_training.runtime.agents import Agent, build_agent
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
-from rl_training.runtime.workflows import Continuation, budget_layer, checkpoint_config, continued_config
+from rl_training.runtime.workflows import Fork, budget_layer, checkpoint_config, continued_config
 
 
 class _HearResult(Callback):
@@ -81,7 +81,7 @@ class Algorithm:
             if self._state is not None:
                 self.config = continued_config(self._state, [budget_layer(total_timesteps)])
                 self._state = with_experience(self._state, self._loaded_from)
-                return Continuation(self.config, self._state, run_dir=None).train(callbacks=listeners)
+                return Fork(self.config, self._state).train(callbacks=listeners)
             if total_timesteps is not None:
                 self.config = TrainConfig(**{**plain_config(self.config), "total_timesteps": total_timesteps})
             return DefaultExperimentManager().setup(self.config, listeners).train()

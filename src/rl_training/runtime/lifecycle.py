@@ -11,9 +11,10 @@ from types import FrameType
 
 import numpy as np
 
-from rl_training.errors import TrainingInterrupted
+from rl_training.errors import RLTrainingError, TrainingInterrupted
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import update_metadata
 from rl_training.runtime.callbacks import CallbackList
 from rl_training.runtime.exactness import check_replays, find_differences
@@ -38,8 +39,10 @@ class RunOptions:
     run_suffix: str | None
     checkpoint_state: CheckpointState | None
     callbacks: CallbackList
-    run_dir: Path | None
-    """Continue in this directory instead of creating one; needs `checkpoint_state`."""
+    output_dir: Path
+    """The absolute place of a new run directory."""
+    lock: RunLock | None
+    """Continue in the directory that this lock holds instead of creating one; needs `checkpoint_state`."""
     decisions: dict[str, str | None] = field(default_factory=dict)
     """By field of the config, where it said `auto`: what it came to, and why."""
     scheduled: Sequence[str] = ()
@@ -60,6 +63,8 @@ def run_training(
             result = session.finish()
     except BaseException as error:
         session.fail(error)
+        if isinstance(error, RLTrainingError):
+            error.ended_run = True
         raise
     finally:
         session.close()
@@ -74,7 +79,7 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
     saved = options.checkpoint_state
     if saved is None:
         obs, _ = parts.envs.reset()
-        run = create_training_run(config, options.run_suffix)
+        run = create_training_run(config, options.run_suffix, output_dir=options.output_dir)
         return TrainingSession(config, parts, run, options.callbacks, obs)
     with refusing_misfits(config):
         progress = SavedProgress.from_state(saved.trainer_state)
@@ -92,11 +97,11 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
         parts.buffer.cut(list(restoration.failures), progress.obs)
         parts.learner.begin_episodes(np.isin(np.arange(parts.envs.num_envs), list(restoration.failures)))
         progress = progress.without_actions()
-    if options.run_dir is not None:
-        run = reopen_training_run(options.run_dir, config, note)
+    if options.lock is not None:
+        run = reopen_training_run(options.lock, config, note)
         run.segments.adopt(saved.buffer_state)
     else:
-        run = create_training_run(config, options.run_suffix)
+        run = create_training_run(config, options.run_suffix, output_dir=options.output_dir)
         update_metadata(run.run_context, parent=parent)
         note_resume(run.run_context, note)
         progress = progress.forked()

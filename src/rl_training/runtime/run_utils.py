@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,9 +23,10 @@ from threadpoolctl import threadpool_limits
 from rl_training import __version__
 from rl_training.cores import cpu_name
 from rl_training.envs.factory import env_packages
-from rl_training.errors import CheckpointError, ConfigError
+from rl_training.errors import CheckpointError, ConfigError, RunDirectoryError
 from rl_training.experiment.checkpointing import CheckpointState, drop_newer, save_run_checkpoint
 from rl_training.experiment.config import TrainConfig, plain_config
+from rl_training.experiment.files import sync_directory
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.logging import RunLogger
 from rl_training.experiment.runs import (
@@ -53,6 +55,25 @@ class TrainingRun:
     logger: RunLogger
     lock: RunLock
     segments: SegmentStore
+    _metadata_failed: bool = False
+
+    def note(self, **changes: Any) -> None:
+        """Change some entries of the metadata; the run goes on without, with one warning, if that is not possible."""
+        try:
+            update_metadata(self.run_context, **changes)
+        except (OSError, RunDirectoryError) as error:
+            if not self._metadata_failed:
+                self._metadata_failed = True
+                warnings.warn(f"{self.run_context.metadata_path} cannot be written: {error}", stacklevel=2)
+
+    def amend_resume(self, note: ResumeNote) -> None:
+        """Replace what the metadata says about the newest resume."""
+        *earlier, newest = read_metadata(self.run_context)["resumed"]
+        self.note(resumed=[*earlier, {**newest, **note.to_metadata()}])
+
+    def end(self, **outcome: Any) -> None:
+        """Note how the run ended."""
+        self.note(ended_at=now(), **outcome)
 
     def close(self) -> None:
         """Close the files, and let others have the directory."""
@@ -110,49 +131,64 @@ def serialize_train_config(config: TrainConfig) -> dict[str, Any]:
     return plain_config(config)
 
 
-def create_training_run(config: TrainConfig, run_suffix: str | None = None) -> TrainingRun:
-    """Create the run directory with config and metadata, and open its logger."""
-    context = create_run_context(config, run_suffix)
-    lock = RunLock(context.run_dir).acquire()
+def create_training_run(
+    config: TrainConfig, run_suffix: str | None = None, *, output_dir: Path | None = None
+) -> TrainingRun:
+    """Create the run directory with config and metadata, and open its logger.
+
+    `output_dir` is as in `create_run_context`.
+    """
+    context = create_run_context(config, run_suffix, output_dir=output_dir)
+    lock = RunLock(context.run_dir)
     try:
-        write_config(context, config)
-        update_metadata(context, **_describe_run(context, config))
+        lock.acquire()
+        with _refusing_unwritable(context):
+            write_config(context, config)
+            update_metadata(context, **_describe_run(context, config))
+            _warn_of_unsynced(context)
         logger = RunLogger(context, open_trackers(TrackedRun(context, config)))
         return TrainingRun(context, logger, lock, SegmentStore(context.replay_dir))
     except BaseException:
         lock.release()
-        shutil.rmtree(context.run_dir, ignore_errors=True)
+        shutil.rmtree(context.run_dir, ignore_errors=True)  # made above, and by nobody else
         raise
 
 
-def reopen_training_run(run_dir: Path, config: TrainConfig, note: ResumeNote) -> TrainingRun:
-    """Open an existing run directory to go on as `note` says; what was measured and saved later is dropped."""
-    context = context_of(run_dir)
-    lock = RunLock(run_dir).acquire()
-    try:
+def reopen_training_run(lock: RunLock, config: TrainConfig, note: ResumeNote) -> TrainingRun:
+    """Open the run directory of a held lock to go on as `note` says; what was measured and saved later is dropped."""
+    context = context_of(lock.run_dir)
+    with _refusing_unwritable(context):
         write_config(context, config)
         truncate_logs(context, note.step)
         drop_newer(context.checkpoints_dir, note.step)
         outcome = {"ended_at": None, "stop_reason": None, "error": None, "metrics": None}
         update_metadata(context, status="running", total_timesteps=config.total_timesteps, **outcome)
         note_resume(context, note)
-        logger = RunLogger(context, open_trackers(TrackedRun(context, config, resumed_at=note.step)))
-        return TrainingRun(context, logger, lock, SegmentStore(context.replay_dir))
-    except BaseException:
-        lock.release()
-        raise
+        _warn_of_unsynced(context)
+    logger = RunLogger(context, open_trackers(TrackedRun(context, config, resumed_at=note.step)))
+    return TrainingRun(context, logger, lock, SegmentStore(context.replay_dir))
+
+
+@contextmanager
+def _refusing_unwritable(context: RunContext) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(f"run directory {context.run_dir} cannot be written: {error}") from None
+
+
+def _warn_of_unsynced(context: RunContext) -> None:
+    if not sync_directory(context.run_dir):
+        warnings.warn(
+            f"the file system of {context.run_dir} cannot sync directories: a power cut may cost the newest checkpoint",
+            stacklevel=3,
+        )
 
 
 def note_resume(context: RunContext, note: ResumeNote) -> None:
     """Write into the metadata from where the run went on, and whether to the last bit."""
     resumed = [*read_metadata(context).get("resumed", []), {**note.to_metadata(), "at": now()}]
     update_metadata(context, resumed=resumed)
-
-
-def amend_resume(context: RunContext, note: ResumeNote) -> None:
-    """Replace what the metadata says about the newest resume."""
-    *earlier, newest = read_metadata(context)["resumed"]
-    update_metadata(context, resumed=[*earlier, {**newest, **note.to_metadata()}])
 
 
 def save_training_checkpoint(
@@ -199,11 +235,6 @@ def refusing_misfits(config: TrainConfig) -> Iterator[None]:
         yield
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint does not fit {config.algo} on {config.env_id}: {error!r}") from error
-
-
-def end_run(context: RunContext, **outcome: Any) -> None:
-    """Write how the run ended into its metadata."""
-    update_metadata(context, ended_at=now(), **outcome)
 
 
 @cache  # source files count as they were when the run began

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.envs.vector import EpisodeVectorEnv
-from rl_training.errors import NonFiniteUpdateError, told
+from rl_training.errors import CheckpointError, NonFiniteUpdateError, told
 from rl_training.experiment.checkpointing import (
     BEST_NAME,
     CheckpointState,
@@ -23,13 +23,13 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.digests import digest
-from rl_training.experiment.runs import read_metadata, update_metadata
+from rl_training.experiment.runs import read_metadata
 from rl_training.experiment.schedules import crosses
 from rl_training.runtime.callbacks import CallbackList
 from rl_training.runtime.collector import Collection, CollectResult, Episode, episode_metrics
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.exactness import EAGER_NOW, packages_in_use
-from rl_training.runtime.run_utils import TrainingRun, amend_resume, end_run, save_training_checkpoint
+from rl_training.runtime.run_utils import TrainingRun, save_training_checkpoint
 from rl_training.runtime.saved import SavedProgress
 from rl_training.runtime.timing import TimeSplit
 from rl_training.runtime.trainer import Status, TrainerState, TrainResult
@@ -104,6 +104,7 @@ class TrainingSession:
         self._saved_at_time = self._logged_at_time = self._started_at_time = time.monotonic()
         self._logged_at_step = self._timed_from_step = 0
         self._announced_end = False
+        self._failed_save: CheckpointError | None = None
         self._time_split = TimeSplit()
         self._earlier_seconds = float(read_metadata(run.run_context).get("wall_seconds", 0.0))
         if progress is not None:
@@ -113,7 +114,7 @@ class TrainingSession:
         """Keep what `auto` came to, and why, for whoever reads the metadata or watches the run."""
         self.state.decisions = {name: decision for name, decision in decisions.items() if decision}
         if self.state.decisions:
-            update_metadata(self._run.run_context, decisions=self.state.decisions)
+            self._run.note(decisions=self.state.decisions)
 
     @property
     def finished(self) -> bool:
@@ -211,7 +212,7 @@ class TrainingSession:
             return
         if packages_in_use(self.parts.learner) is None:
             self.state.resumed = note.with_reason(EAGER_NOW)
-            amend_resume(self._run.run_context, self.state.resumed)
+            self._run.amend_resume(self.state.resumed)
             warnings.warn(str(self.state.resumed), stacklevel=2)
 
     def evaluate(self) -> None:
@@ -278,6 +279,9 @@ class TrainingSession:
                 segments=self._run.segments,
                 packages=packages_in_use(self.parts.learner),
             )
+        except CheckpointError as error:
+            self._failed_save = error
+            raise
         finally:
             self.saving = False
 
@@ -327,7 +331,7 @@ class TrainingSession:
         return {**counts, **self._evaluation}
 
     def _note_progress(self) -> None:
-        update_metadata(self._run.run_context, global_step=self.state.global_step, best_return=self.state.best_return)
+        self._run.note(global_step=self.state.global_step, best_return=self.state.best_return)
 
     def finish(self) -> TrainResult:
         """The loop is over: evaluate, log, save, and tell everybody."""
@@ -345,7 +349,7 @@ class TrainingSession:
         if isinstance(error, NonFiniteUpdateError):
             self._attempt(partial(self._keep_failed_step, error))
         if isinstance(error, Exception):  # a second Ctrl-C wants out at once, without saving
-            if not self._half_learnt:
+            if not self._half_learnt and error is not self._failed_save:
                 self._attempt(self.save)
             self._attempt(lambda: self._end("failed", error=note))
         else:
@@ -371,8 +375,7 @@ class TrainingSession:
 
     def _end(self, status: Status, **notes: str) -> TrainResult:
         result = TrainResult(self.state.run_dir, self._checkpoint_path, self.final_metrics(), status)
-        end_run(
-            self._run.run_context,
+        self._run.end(
             status=status,
             stop_reason=self.state.stop_reason,
             global_step=self.state.global_step,

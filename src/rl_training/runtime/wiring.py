@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +14,7 @@ from rl_training.envs.factory import make_vector_env, resolve_vectorization
 from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig, with_resolved_params
+from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import check_output_dir
 from rl_training.experiment.trackers.opening import check_trackers
 from rl_training.experiment.validation import StrictModel
@@ -49,7 +49,7 @@ def learner_setup(
 
 
 class TrainFn(Protocol):
-    """Trains from the start, or on from `checkpoint_state`: in a new directory, or in `run_dir`."""
+    """Trains from the start, or on from `checkpoint_state`: in a new directory, or in the one that `lock` holds."""
 
     def __call__(
         self,
@@ -58,7 +58,7 @@ class TrainFn(Protocol):
         run_suffix: str | None = None,
         checkpoint_state: CheckpointState | None = None,
         callbacks: Iterable[Callback] | None = None,
-        run_dir: Path | None = None,
+        lock: RunLock | None = None,
     ) -> TrainResult:
         """Train to the config's budget."""
 
@@ -82,17 +82,21 @@ def build_train_fn(
         run_suffix: str | None = None,
         checkpoint_state: CheckpointState | None = None,
         callbacks: Iterable[Callback] | None = None,
-        run_dir: Path | None = None,
+        lock: RunLock | None = None,
     ) -> TrainResult:
         params = resolve_params(config)
         config = with_resolved_compile(with_resolved_params(config, params), params)
-        check_output_dir(config)
+        output_dir = config.output_dir.absolute()  # an env may change the working directory
+        if lock is None:
+            check_output_dir(config)
         check_trackers(config)
         config, threads = resolve_threads(config, params)
         config, vectorization = resolve_vectorization(config)
         decisions = {"num_threads": threads, "vectorization": vectorization}
         scheduled = params.scheduled_names() if isinstance(params, LearnerParams) else []
-        options = RunOptions(run_suffix, checkpoint_state, CallbackList(callbacks), run_dir, decisions, scheduled)
+        options = RunOptions(
+            run_suffix, checkpoint_state, CallbackList(callbacks), output_dir, lock, decisions, scheduled
+        )
         # From the first weight on: the number of threads decides the last bits of a matrix product.
         with tuned_for_training(config), closing(make_vector_env(config)) as envs:
             wiring = wire(config, envs)

@@ -1,15 +1,18 @@
 """Evaluating, resuming, verifying and replaying what is on disk, for every registered algorithm."""
 
+import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rl_training.algorithms.base import GradientStep
-from rl_training.errors import CheckpointError, ConfigError, NonFiniteUpdateError
+from rl_training.errors import CheckpointError, ConfigError, NonFiniteUpdateError, RunDirectoryError
 from rl_training.experiment.checkpointing import (
     CheckpointState,
+    OpenedCheckpoint,
     load_checkpoint,
     open_checkpoint,
     open_without_experience,
@@ -17,8 +20,16 @@ from rl_training.experiment.checkpointing import (
     step_of,
 )
 from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
+from rl_training.experiment.locking import RunLock
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import METADATA_FILE, RunContext, context_of, read_digests, read_metadata
+from rl_training.experiment.runs import (
+    METADATA_FILE,
+    RunContext,
+    context_of,
+    mend_metadata,
+    read_digests,
+    read_metadata,
+)
 from rl_training.experiment.sources import Layer, read_yaml, resolve_config
 from rl_training.runtime.agents import Agent, build_agent
 from rl_training.runtime.callbacks import Callback
@@ -31,19 +42,75 @@ _VERIFIED_DIGESTS = 3  # as many steps of the log are repeated
 
 
 @dataclass(frozen=True)
-class Continuation:
-    """A run ready to go on: in its own directory (`run_dir`), or forked into a new one."""
+class Fork:
+    """A checkpoint ready to go on in a new run directory."""
 
     config: TrainConfig
     state: CheckpointState
-    run_dir: Path | None
 
     def train(self, run_suffix: str | None = None, callbacks: Iterable[Callback] | None = None) -> TrainResult:
         """Go on to the end."""
-        place = {} if self.run_dir is None else {"run_dir": self.run_dir}
         return get_algorithm_spec(self.config.algo).train_fn(
-            self.config, run_suffix=run_suffix, checkpoint_state=self.state, callbacks=callbacks, **place
+            self.config, run_suffix=run_suffix, checkpoint_state=self.state, callbacks=callbacks
         )
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A run that goes on in its own directory. What it goes on from is read by `train`, which holds the run's lock."""
+
+    run_dir: Path
+    changes: Sequence[Layer]
+    force: bool
+
+    def check(self) -> None:
+        """Refuse what `train` would refuse: a run in use, damaged, or with a config that does not fit."""
+        RunLock(self.run_dir).check_free()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # `train` gives them
+            self._read(open_without_experience)
+
+    def train(self, run_suffix: str | None = None, callbacks: Iterable[Callback] | None = None) -> TrainResult:
+        """Go on to the end; the directory, and with it the suffix, stays."""
+        del run_suffix
+        lock = RunLock(self.run_dir).acquire()
+        try:
+            config, state = self._read(open_checkpoint)
+            context = context_of(self.run_dir)
+            mend_metadata(context, _known_of(context, config, state))
+            _warn_of_edits(context, state)
+            train = get_algorithm_spec(config.algo).train_fn
+            return train(config, checkpoint_state=state, callbacks=callbacks, lock=lock)
+        finally:
+            lock.release()
+
+    def _read(self, read: Callable[[Path], OpenedCheckpoint]) -> tuple[TrainConfig, CheckpointState]:
+        context = context_of(self.run_dir)
+        context.check_files()
+        state = _with_what_is_owed(read(self.run_dir).state, context)
+        place = Layer("place", {"output_dir": str(_output_dir(state, self.run_dir))})
+        return continued_config(state, [place, *self.changes], force=self.force), state
+
+
+def _output_dir(state: CheckpointState, run_dir: Path) -> Path:
+    """The directory that the run lies in, as the checkpoint names it unless the run was moved."""
+    saved = Path(str(state.config.get("output_dir", "")))
+    return saved if saved.absolute() == run_dir.parent else run_dir.parent
+
+
+def _known_of(context: RunContext, config: TrainConfig, state: CheckpointState) -> dict[str, Any]:
+    """What a checkpoint knows of its run, under the names of `metadata.json`."""
+    return {
+        "run_id": state.metadata.get("run_id", context.run_id),
+        "algo": config.algo,
+        "env_id": config.env_id,
+        "seed": config.seed,
+        "total_timesteps": config.total_timesteps,
+        "global_step": state.trainer_state.get("global_step", 0),
+        "best_return": state.trainer_state.get("best_return"),
+        "versions": state.metadata.get("versions", {}),
+        "tags": list(config.tags),
+    }
 
 
 def checkpoint_config(state: CheckpointState) -> TrainConfig:
@@ -94,28 +161,39 @@ def budget_layer(total_timesteps: int | None) -> Layer:
     return Layer("budget", {} if total_timesteps is None else {"total_timesteps": total_timesteps})
 
 
-def prepare_resume(path: Path | str, changes: Sequence[Layer], *, force: bool = False) -> Continuation:
-    """A run directory continues in place, a checkpoint file forks into a new directory."""
-    given = Path(path)
-    state = open_checkpoint(given).state
+def prepare_resume(path: Path | str, changes: Sequence[Layer], *, force: bool = False) -> Continuation | Fork:
+    """Prepare to continue a run directory in place, or to fork a checkpoint file; refuse what cannot go on."""
+    prepared = _find_resume(Path(path), changes, force=force)
+    if isinstance(prepared, Continuation):
+        prepared.check()
+    return prepared
+
+
+def _find_resume(given: Path, changes: Sequence[Layer], *, force: bool) -> Continuation | Fork:
     if not given.is_dir():
-        return Continuation(continued_config(state, changes, force=force), state, run_dir=None)
-    run_dir = given.parent if given.name == "checkpoints" else given
-    if not (run_dir / METADATA_FILE).exists():
+        state = open_checkpoint(given).state
+        return Fork(continued_config(state, changes, force=force), state)
+    run_dir = (given.parent if given.name == "checkpoints" else given).absolute()
+    if not os.path.lexists(run_dir / METADATA_FILE):
+        open_without_experience(given)  # a directory without a checkpoint is told so
         raise CheckpointError(f"{given} holds checkpoints but is no run directory; give one of the files to fork it")
-    state = _with_what_is_owed(state, context_of(run_dir))
-    config = continued_config(state, changes, force=force)
-    _warn_of_edits(context_of(run_dir), state)
-    return Continuation(config, state, run_dir)
+    return Continuation(run_dir, changes, force)
 
 
 def _with_what_is_owed(state: CheckpointState, context: RunContext) -> CheckpointState:
     """A run killed between its last checkpoint and its end still owes its final evaluation and the news of its end."""
     progress = state.trainer_state
     used_up = progress.get("iterated_at", 0) >= state.config.get("total_timesteps", 0)
-    if not used_up or progress.get("due") or read_metadata(context).get("status") == "completed":
+    if not used_up or progress.get("due") or _status(context) == "completed":
         return state
     return replace(state, trainer_state={**progress, "due": ["evaluate"]})
+
+
+def _status(context: RunContext) -> object:
+    try:
+        return read_metadata(context).get("status")
+    except RunDirectoryError:  # damaged
+        return None
 
 
 def _warn_of_edits(context: RunContext, state: CheckpointState) -> None:
@@ -138,7 +216,7 @@ def resume_training(
     callbacks: Iterable[Callback] | None = None,
 ) -> TrainResult:
     """Go on from a checkpoint, to the old budget or a larger one."""
-    return prepare_resume(path, [budget_layer(total_timesteps)]).train(run_suffix, callbacks)
+    return _find_resume(Path(path), [budget_layer(total_timesteps)], force=False).train(run_suffix, callbacks)
 
 
 @dataclass(frozen=True)
@@ -173,6 +251,7 @@ class _StopAtStep(Callback):
 def verify_resume(run_dir: Path) -> Verification:
     """Go on from a checkpoint in a throw-away directory, and compare with what the run itself stored on the way."""
     context = context_of(run_dir)
+    context.check_files()
     stored = read_digests(context)
     for path in step_checkpoints(context.checkpoints_dir):
         following = sorted(step for step in stored if step > step_of(path))[:_VERIFIED_DIGESTS]
@@ -208,7 +287,9 @@ class FailedStep:
 
 def replay_failed_step(run_dir: Path) -> FailedStep:
     """Take the newest gradient step again that the run refused, with the learner as it was then."""
-    path = context_of(run_dir).failure_path
+    context = context_of(run_dir)
+    context.check_files()
+    path = context.failure_path
     if not path.exists():
         raise CheckpointError(f"{run_dir} holds no refused gradient step ({path.relative_to(run_dir)})")
     state = load_checkpoint(path)
