@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from conftest import TINY_PPO, MakeConfig
 from rl_training.cli import main
 from rl_training.errors import ConfigError, RunDirectoryError, TrainingStateError
 from rl_training.experiment.groups import parse_seeds, read_group, seeds_told
-from rl_training.experiment.runs import context_of, find_runs, read_metadata
+from rl_training.experiment.runs import context_of, find_runs, read_metadata, update_metadata
 from rl_training.runtime.callbacks import StopRules
 from rl_training.runtime.many_seeds import resolve_jobs, train_seeds
 from rl_training.runtime.seed_process import Lifeline
@@ -409,6 +410,119 @@ def test_what_no_group_was_written_as_is_refused(content: str, expected: str, tm
     (tmp_path / "group.json").write_text(content)
     with pytest.raises(RunDirectoryError, match=expected):
         read_group(tmp_path)
+
+
+def edit_seed(group_dir: Path, **changes: Any) -> None:
+    """Change the record of the only seed."""
+    content = json.loads((group_dir / "group.json").read_text())
+    content["seeds"][0] |= changes
+    (group_dir / "group.json").write_text(json.dumps(content))
+
+
+@pytest.fixture
+def own_group(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished group that a test may change."""
+    return Path(shutil.copytree(finished, tmp_path / "copies" / finished.name))
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A directory outside the group, with a file."""
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "file").write_text("mine")
+    return tmp_path / "victim"
+
+
+@pytest.mark.parametrize("name", ["../../victim", "../other", "{victim}", "..", ".", "", "a/b", "nul\0"])
+def test_a_record_that_leads_out_of_the_group_is_refused_and_nothing_there_is_touched(
+    name: str, own_group: Path, victim: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit_seed(own_group, run_dir=name.format(victim=victim), status="failed")
+    before = sorted(own_group.rglob("*"))
+    assert main(["resume", str(own_group)]) == 2
+    printed = capsys.readouterr().err
+    assert re.fullmatch(
+        r"error: .*group\.json is damaged: .*run_dir=.*: give the plain name of a directory .*\n", printed
+    )
+    assert (victim / "file").read_text() == "mine"
+    assert sorted(own_group.rglob("*")) == before
+
+
+@pytest.mark.parametrize("place", ["run", "logs", "log"])
+def test_a_link_that_leads_out_of_the_group_is_refused_and_nothing_there_is_touched(
+    place: str, own_group: Path, victim: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit_seed(own_group, status="failed")
+    name = read_group(own_group).seeds[0].run_dir
+    path = {"run": own_group / name, "logs": own_group / "logs", "log": own_group / "logs" / "seed1.log"}[place]
+    if place == "log":
+        path.unlink()
+    else:
+        shutil.rmtree(path)
+    path.symlink_to(victim / "file" if place == "log" else victim)
+    assert main(["resume", str(own_group)]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    assert str(path) in printed
+    assert "a symbolic link" in printed
+    assert [each.name for each in victim.iterdir()] == ["file"]
+    assert (victim / "file").read_text() == "mine"
+
+
+def test_a_pipe_in_place_of_a_groups_file_is_refused(own_group: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("config.yaml", "group.json"):
+        (own_group / name).unlink()
+        os.mkfifo(own_group / name)
+        assert main(["resume", str(own_group)]) == 2
+        printed = capsys.readouterr().err
+        assert printed.count("\n") == 1
+        assert str(own_group / name) in printed
+        assert "it is a named pipe" in printed
+
+
+def test_rules_that_make_no_sense_are_refused(own_group: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads((own_group / "group.json").read_text())
+    (own_group / "group.json").write_text(json.dumps({**content, "stop": {"odd": 1}}))
+    assert main(["resume", str(own_group)]) == 2
+    assert "group.json is damaged: stop: " in capsys.readouterr().err
+
+
+def test_a_run_without_checkpoints_is_set_aside_and_never_removed(
+    own_group: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = read_group(own_group).seeds[0].run_dir
+    context = context_of(own_group / name)
+    shutil.rmtree(context.checkpoints_dir)
+    update_metadata(context, status="failed")
+    metrics = context.metrics_path.read_bytes()
+    assert main(["resume", str(own_group)]) == 0
+    aside = own_group / f"{name}.set-aside-1"
+    assert (aside / "metrics.jsonl").read_bytes() == metrics
+    assert "it is set aside as" in (own_group / "logs" / "seed1.log").read_text()
+    assert read_metadata(context)["status"] == "completed"
+
+
+def test_a_seed_whose_metadata_is_damaged_goes_on_from_its_checkpoint(own_group: Path) -> None:
+    name = read_group(own_group).seeds[0].run_dir
+    (own_group / name / "metadata.json").write_text('{"status": ')
+    assert main(["resume", str(own_group)]) == 0
+    assert (own_group / name / "metadata.json.damaged-1").exists()
+    assert not list(own_group.glob("*.set-aside-*"))
+    assert statuses(own_group) == {1: "completed"}
+
+
+def test_seeds_whose_envs_change_the_working_directory_stay_in_their_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "away").mkdir()
+    values = {**TINY, "env_id": "sample_envs:tests/Wandering-v0", "env_kwargs": {"away": str(tmp_path / "away")}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--config", "config.yaml", "--output-dir", "runs", "--seeds", "1-2"]) == 0
+    assert list((tmp_path / "away").iterdir()) == []
+    (group_dir,) = (tmp_path / "runs").iterdir()
+    assert statuses(group_dir) == {1: "completed", 2: "completed"}
 
 
 def test_an_owner_that_does_not_listen_does_not_hold_a_run_up(make_config: MakeConfig) -> None:

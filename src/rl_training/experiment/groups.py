@@ -5,11 +5,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from rl_training.errors import ConfigError, RunDirectoryError
+from pydantic import AfterValidator
+
+from rl_training.errors import ConfigError, RunDirectoryError, told
 from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
-from rl_training.experiment.files import write_text
+from rl_training.experiment.files import check_folder, check_regular, read_json, write_text
 from rl_training.experiment.runs import (
     CONFIG_FILE,
     context_of,
@@ -27,16 +29,23 @@ GROUP_FILE = "group.json"
 LOGS_FOLDER = "logs"
 _FORMAT = 1
 _MOST_SEEDS = 10_000
+_LARGEST_FILE = 16 * 2**20  # bytes of `group.json`
 _PART = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
 
 SeedStatus = Literal["waiting", "running", "completed", "stopped", "interrupted", "failed"]
+
+
+def _plain_name(name: str) -> str:
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError("give the plain name of a directory inside the group")
+    return name
 
 
 class SeedRecord(StrictModel):
     """One seed of a group."""
 
     seed: int
-    run_dir: str
+    run_dir: Annotated[str, AfterValidator(_plain_name)]
     """The name of its run directory inside the group's."""
     status: SeedStatus = "waiting"
     reason: str | None = None
@@ -157,26 +166,43 @@ def read_group(group_dir: Path) -> GroupRecord:
     """What `group.json` says; a newer format is refused."""
     path = group_dir / GROUP_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path, _LARGEST_FILE)
         found = content.pop("format")
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
-        raise RunDirectoryError(f"{group_dir} is not a group directory: {error!r}") from None
+        raise RunDirectoryError(f"{group_dir} is not a group directory: {told(error)}") from None
     if found != _FORMAT:
         raise RunDirectoryError(f"{path} has format {found}, this version reads {_FORMAT}: use the one that wrote it")
     try:
-        return GroupRecord(**content)
-    except ConfigError as error:
+        record = GroupRecord(**content)
+    except (ConfigError, TypeError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from None
+    _check_files(group_dir, record)
+    return record
+
+
+def _check_files(group_dir: Path, record: GroupRecord) -> None:
+    """Refuse, by name, links and pipes in place of the group's own files and folders."""
+    for folder in (LOGS_FOLDER, *(seed.run_dir for seed in record.seeds)):
+        check_folder(group_dir / folder)
+    for path in (group_dir / CONFIG_FILE, *(log_path(group_dir, seed.seed) for seed in record.seeds)):
+        try:
+            check_regular(path)
+        except OSError as error:
+            raise RunDirectoryError(f"{path} is refused: {error.strerror}") from None
 
 
 def read_group_config(group_dir: Path, record: GroupRecord) -> TrainConfig:
     """The config of the group's runs; edited in a way that would make other runs of those to come, it is refused."""
     config = resolve_config([read_yaml(group_dir / CONFIG_FILE)]).config
     for seed in record.seeds:
-        path = group_dir / seed.run_dir / CONFIG_FILE
-        if not path.exists():
+        context = context_of(group_dir / seed.run_dir)
+        context.check_files()
+        if not context.config_path.exists():
             continue
-        begun = TrainConfig(**read_yaml(path).values)
+        try:
+            begun = TrainConfig(**read_yaml(context.config_path).values)
+        except ConfigError:
+            continue  # damaged: its checkpoint has the config
         edits = binding_changes(_without_seed(begun), _without_seed(config))
         if edits:
             raise ConfigError(f"{group_dir / CONFIG_FILE} is not what seed {seed.seed} began with ({'; '.join(edits)})")
@@ -192,8 +218,8 @@ def log_path(group_dir: Path, seed: int) -> Path:
 def as_left(group_dir: Path, record: SeedRecord) -> SeedRecord:
     """How the run of a seed stands on disk, when no process works on it any more."""
     left = _metadata(group_dir, record)
-    status = left.get("status")
-    if status is None:
+    status: Any = left.get("status")
+    if status not in get_args(SeedStatus):
         return record.model_copy(update={"status": "waiting", "reason": None})
     if status == "running":
         return with_outcome(group_dir, record, "interrupted", "its process is gone")
@@ -205,7 +231,10 @@ def with_outcome(group_dir: Path, record: SeedRecord, status: SeedStatus, reason
     left = _metadata(group_dir, record)
     numbers = {name: value for name, value in left.items() if name in ("global_step", "wall_seconds", "metrics")}
     why = left.get("stop_reason") if status == "stopped" else reason
-    return record.model_copy(update={**numbers, "status": status, "reason": why})
+    try:
+        return SeedRecord(**{**record.model_dump(), **numbers, "status": status, "reason": why})
+    except ConfigError:  # the metadata is damaged
+        return record.model_copy(update={"status": status})
 
 
 def _metadata(group_dir: Path, record: SeedRecord) -> dict[str, Any]:

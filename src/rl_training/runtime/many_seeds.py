@@ -12,7 +12,7 @@ from typing import Literal
 from rich.console import Console
 
 from rl_training.cores import available_cores
-from rl_training.errors import ConfigError, TrainingInterrupted, TrainingStateError, told
+from rl_training.errors import ConfigError, RunDirectoryError, TrainingInterrupted, TrainingStateError, told
 from rl_training.experiment.config import TrainConfig, with_resolved_params
 from rl_training.experiment.groups import (
     GROUP_FILE,
@@ -100,6 +100,7 @@ def prepare_group(config: TrainConfig, seeds: Iterable[int], jobs: Jobs, stop: S
     """Make the directory of a new group; what no seed could train is refused before."""
     if in_seed_process():
         raise TrainingStateError('begun by a seed: train many seeds below `if __name__ == "__main__":`')
+    config = config.model_copy(update={"output_dir": config.output_dir.absolute()})  # an env may change the directory
     chosen = checked_seeds(seeds)
     for seed in chosen:
         seed_config(config, seed, config.output_dir)
@@ -120,9 +121,14 @@ def prepare_group(config: TrainConfig, seeds: Iterable[int], jobs: Jobs, stop: S
 
 def reopen_group(group_dir: Path, jobs: Jobs | None) -> PreparedGroup:
     """Read a group that was trained before; without `jobs`, as many processes as then."""
+    group_dir = group_dir.absolute()
     record = read_group(group_dir)
     config = read_group_config(group_dir, record)
     count = resolve_jobs(record.jobs if jobs is None else jobs, len(record.seeds), config.num_threads)
+    try:
+        StopRules(**record.stop).callbacks()
+    except (ConfigError, TypeError) as error:
+        raise RunDirectoryError(f"{group_dir / GROUP_FILE} is damaged: stop: {error}") from None
     return PreparedGroup(group_dir, record.model_copy(update={"jobs": count}), config)
 
 
@@ -142,7 +148,8 @@ class _GroupRun:
         self._group = group
         self._display = display
         self._announced = False
-        left = tuple(as_left(group.group_dir, record) for record in group.record.seeds)
+        # Read again, now that nobody else can change it.
+        left = tuple(as_left(group.group_dir, record) for record in read_group(group.group_dir).seeds)
         self._record = group.record.model_copy(update={"seeds": left, "status": "running", "ended_at": None})
         self._progress = {each.seed: SeedProgress.of(each, group.record.total_timesteps) for each in left}
 

@@ -3,11 +3,11 @@
 import multiprocessing
 import os
 import select
-import shutil
 import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,10 +18,12 @@ from types import FrameType
 from rl_training.errors import TrainingInterrupted, told
 from rl_training.experiment.checkpointing import step_checkpoints
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.files import open_regular, set_aside
 from rl_training.experiment.groups import SeedStatus
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import RunContext, context_of
+from rl_training.output import drop_lost_output
 from rl_training.results.drawing import plot_run
 from rl_training.runtime.callbacks import Callback, StopRules
 from rl_training.runtime.collector import CollectResult
@@ -132,6 +134,7 @@ def live(job: SeedJob, owner: Connection) -> None:
     os.setpgid(0, 0)  # what a terminal sends to its foreground group is for the owner to pass on
     multiprocessing.set_start_method(job.start_method, force=True)
     _print_to(job.log_path)
+    drop_lost_output()
     ending = _train(job, [ProgressDisplay(), Lifeline(owner), *job.stop.callbacks()])
     with suppress(OSError):
         owner.send(ending)
@@ -140,8 +143,12 @@ def live(job: SeedJob, owner: Connection) -> None:
 
 
 def _print_to(path: Path) -> None:
-    """Append what is printed from here on, by C libraries too."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    """Append what is printed from here on, by C libraries too; without the file it goes where the owner prints."""
+    try:
+        descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except OSError as error:
+        warnings.warn(f"{path} cannot be written: {error.strerror}", stacklevel=2)
+        return
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         os.dup2(descriptor, stream.fileno())
@@ -152,7 +159,7 @@ def _train(job: SeedJob, callbacks: Sequence[Callback]) -> Ending:
     try:
         context = context_of(job.run_dir)
         if not step_checkpoints(context.checkpoints_dir):
-            _clear_away(context)
+            _set_aside(context)
             train = get_algorithm_spec(job.config.algo).train_fn
             return Ending(train(job.config, run_suffix=job.run_suffix, callbacks=callbacks).status)
         return Ending(resume_training(job.run_dir, callbacks=callbacks).status)
@@ -166,8 +173,10 @@ def _train(job: SeedJob, callbacks: Sequence[Callback]) -> Ending:
         return Ending("failed", told(error))
 
 
-def _clear_away(context: RunContext) -> None:
-    """A run that ended before its first checkpoint leaves nothing to go on from, only a directory in the way."""
+def _set_aside(context: RunContext) -> None:
+    """Make room for a new run where an earlier one left no checkpoint to go on from; nothing of it is removed."""
     if context.run_dir.exists():
         RunLock(context.run_dir).acquire().release()  # refuses if somebody is just about to begin there
-        shutil.rmtree(context.run_dir)
+        aside = set_aside(context.run_dir, "set-aside")
+        reason = f"{context.run_dir} has no checkpoint to go on from"
+        warnings.warn(f"{reason}: it is set aside as {aside.name}, and the seed starts again", stacklevel=2)
