@@ -136,16 +136,24 @@ def test_a_file_that_is_no_map_is_refused(text: str, tmp_path: Path) -> None:
     assert str(caught.value).startswith(f"{path}:1: expected a map of config keys, got ")
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["env_kwargs: &self {again: *self}\n", "tags: &self [*self]\n", "env_kwargs: " + "[" * 5000 + "]" * 5000],
-    ids=["map in itself", "list in itself", "deep"],
-)
-def test_endless_nesting_is_refused(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["env_kwargs: &self {again: *self}\n", "tags: &self [*self]\n"])
+def test_a_value_that_holds_itself_is_refused(text: str, tmp_path: Path) -> None:
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         read_yaml(path)
-    assert str(caught.value) == f"{path}: nested too deeply, or refers to itself"
+    assert str(caught.value) == f"{path}:1: an alias stands for a value that holds it"
+
+
+def test_endless_nesting_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "env_kwargs: " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(path)
+    assert str(caught.value) == f"{path}: nested too deeply"
+
+
+def test_a_few_aliases_are_fine(tmp_path: Path) -> None:
+    text = "algo_kwargs: {hidden_sizes: &sizes [64, 64]}\nenv_kwargs: {a: &a {size: 1}, b: {<<: *a}, c: *sizes}\n"
+    assert read_yaml(write(tmp_path, text)).values["env_kwargs"] == {"a": {"size": 1}, "b": {"size": 1}, "c": [64, 64]}
 
 
 def test_anchors_and_merge_keys_work(tmp_path: Path) -> None:

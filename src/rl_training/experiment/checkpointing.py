@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.files import REPLAY_FOLDER, check_folder, read_bytes, remove_stale, write_atomically
+from rl_training.experiment.files import REPLAY_FOLDER, check_folder, remove_stale, write_atomically
 from rl_training.experiment.manifest import (
     MANIFEST_SUFFIX,
     Content,
@@ -22,7 +22,7 @@ from rl_training.experiment.manifest import (
     write_manifest,
 )
 from rl_training.experiment.migration import migrate
-from rl_training.experiment.payload import find_foreign, pack, unpack
+from rl_training.experiment.payload import find_foreign, pack, read_payload, unpack
 from rl_training.experiment.segments import (
     SegmentStore,
     resolve_segments,
@@ -129,7 +129,7 @@ def _standing(path: Path) -> Content | None:
     if not path.exists():
         return None
     try:
-        content = read_bytes(path)
+        content = read_payload(path)
         return verify(path, content) if manifest_path(path).exists() else describe(content, segments=[])
     except (CheckpointError, OSError):
         return None
@@ -145,7 +145,7 @@ def load_without_experience(path: Path | str) -> CheckpointState:
     """Read a checkpoint but not the replay segments that it refers to: enough to act, too little to go on training."""
     target = Path(path)
     try:
-        content = read_bytes(Path(os.path.realpath(target)))  # a link that the user gives is followed
+        content = read_payload(Path(os.path.realpath(target)))  # a link that the user gives is followed
     except OSError as error:
         raise CheckpointError(f"checkpoint {target} cannot be read: {error.strerror}") from None
     described = verify(target, content) if manifest_path(target).exists() else None

@@ -5,11 +5,44 @@ from typing import Any
 
 import yaml
 
+YAML_LIMIT = 2**20  # bytes of a file
+_ALIAS_LIMIT = 10_000  # characters and values that aliases may repeat, all together
 _NUMBER = re.compile(r"^[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$")
 
 
 class ConfigLoader(yaml.SafeLoader):
-    """Reads a config; what its tag does not allow is an error with a line."""
+    """Reads a config; what its tag does not allow is an error with a line, and so are aliases that repeat too much."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._sizes: dict[
+            int, int
+        ] = {}  # by id of a node that is complete: its characters and values, aliases expanded
+        self._repeated = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose the next node, and count what it holds: ten lines of aliases can stand for gigabytes."""
+        is_alias = self.check_event(yaml.AliasEvent)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # the stubs leave it out
+        node = super().compose_node(parent, index)
+        if node is None:
+            return None
+        if not is_alias:
+            self._sizes[id(node)] = self._size(node)
+        elif id(node) not in self._sizes:
+            raise yaml.MarkedYAMLError(problem="an alias stands for a value that holds it", problem_mark=mark)
+        else:
+            self._repeated += self._sizes[id(node)]
+        if self._repeated > _ALIAS_LIMIT:
+            problem = f"aliases repeat more than {_ALIAS_LIMIT:,} characters: write the values out"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        return node
+
+    def _size(self, node: yaml.Node) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            return 1 + len(node.value)
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+        return 1 + sum(self._sizes[id(part)] for part in parts)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """The node's value."""

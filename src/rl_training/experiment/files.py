@@ -17,8 +17,8 @@ import psutil
 from rl_training.errors import RunDirectoryError
 
 REPLAY_FOLDER = "replay"  # beside `checkpoints/`; named here, since who reads a run needs no torch
+JSON_LIMIT = 4 * 2**20  # bytes; its values take up to twenty times as much memory
 _STAGED_NAME = re.compile(r"\..+\.(\d{1,9})(?:-[0-9a-f]+)?\.tmp")
-_LARGEST_JSON = 4 * 2**20  # bytes; its values take up to twenty times as much memory
 _LONGEST_LINE = 2**20  # bytes
 _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -64,23 +64,31 @@ def check_folder(path: Path) -> None:
         raise RunDirectoryError(f"{path} is a symbolic link, which is not followed: put the folder itself there")
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a regular file."""
-    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-        return file.read()
+def read_bytes(path: Path, limit: int) -> bytes:
+    """Read a regular file of at most `limit` bytes; anything else, such as a link or a pipe, is an `OSError`."""
+    descriptor = open_regular(path, os.O_RDONLY)
+    with os.fdopen(descriptor, "rb") as file:
+        content = file.read(limit + 1) if os.fstat(descriptor).st_size <= limit else None
+    if content is None or len(content) > limit:
+        raise OSError(errno.EFBIG, f"it is larger than {limit:,} bytes", str(path))
+    return content
 
 
-def read_json(path: Path, largest: int = _LARGEST_JSON) -> Any:
-    """The value in a JSON file; raises `OSError`, `ValueError` or `RecursionError` if it cannot be read."""
-    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
-        content = file.read(largest + 1)
-    if len(content) > largest:
-        raise ValueError(f"it is larger than {largest // 2**20} MiB")
-    return json.loads(content.decode("utf-8"))
+def read_json(path: Path, limit: int = JSON_LIMIT) -> Any:
+    """Read a small JSON file; a `ValueError` says what is wrong with its text."""
+    return parse_json(read_bytes(path, limit).decode())
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON; nesting that the parser cannot follow is a `ValueError` like any other mistake."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a regular file with their line breaks; a line that no log has is cut into pieces."""
+    """Yield the lines of a regular file with their line breaks; a line that no log has is cut into pieces."""
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         while line := file.readline(_LONGEST_LINE):
             yield line

@@ -29,7 +29,7 @@ GROUP_FILE = "group.json"
 LOGS_FOLDER = "logs"
 _FORMAT = 1
 _MOST_SEEDS = 10_000
-_LARGEST_FILE = 16 * 2**20  # bytes of `group.json`
+_GROUP_LIMIT = 32 * 2**20  # bytes of `group.json`: three times what that many seeds take
 _PART = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
 
 SeedStatus = Literal["waiting", "running", "completed", "stopped", "interrupted", "failed"]
@@ -166,9 +166,9 @@ def read_group(group_dir: Path) -> GroupRecord:
     """What `group.json` says; a newer format is refused."""
     path = group_dir / GROUP_FILE
     try:
-        content = read_json(path, _LARGEST_FILE)
+        content = read_json(path, _GROUP_LIMIT)
         found = content.pop("format")
-    except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         raise RunDirectoryError(f"{group_dir} is not a group directory: {told(error)}") from None
     if found != _FORMAT:
         raise RunDirectoryError(f"{path} has format {found}, this version reads {_FORMAT}: use the one that wrote it")

@@ -46,7 +46,7 @@ def read_manifest(path: Path) -> list[Content]:
     place = manifest_path(path)
     try:
         values = read_json(place)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"manifest {place} is damaged: {error}") from None
     if not isinstance(values, dict) or type(values.get("format")) is not int:
         raise CheckpointError(f"manifest {place} is damaged: it names no format")

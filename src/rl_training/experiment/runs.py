@@ -13,14 +13,15 @@ from typing import Any
 
 import yaml
 
-from rl_training.errors import RunDirectoryError
+from rl_training.errors import ConfigError, RunDirectoryError
 from rl_training.experiment.config import TrainConfig, plain_config
-from rl_training.experiment.dialect import ConfigDumper
+from rl_training.experiment.dialect import YAML_LIMIT, ConfigDumper
 from rl_training.experiment.files import (
     REPLAY_FOLDER,
     check_folder,
     check_regular,
     keep_copy,
+    parse_json,
     read_json,
     read_lines,
     set_aside,
@@ -160,15 +161,20 @@ def write_config(context: RunContext, config: TrainConfig) -> None:
 
 
 def write_values(path: Path, values: dict[str, Any]) -> None:
-    """Plain config values as YAML."""
-    write_text(path, yaml.dump(values, Dumper=ConfigDumper, sort_keys=False))
+    """Write plain config values as YAML; values that could not be read again are refused."""
+    text = yaml.dump(values, Dumper=ConfigDumper, sort_keys=False)
+    if len(text.encode()) > YAML_LIMIT:
+        raise ConfigError(
+            f"the config takes more than {YAML_LIMIT:,} bytes: give large values in a file, and its name in env_kwargs"
+        )
+    write_text(path, text)
 
 
 def read_metadata(context: RunContext) -> dict[str, Any]:
     """What `metadata.json` says."""
     try:
         values = read_json(context.metadata_path)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{context.run_dir} is not a run directory: {error}") from None
     if not isinstance(values, dict):
         raise RunDirectoryError(f"{context.metadata_path} does not hold a JSON object")
@@ -243,8 +249,8 @@ def _is_torn(line: bytes) -> bool:
 def _parse(line: bytes) -> dict[str, Any] | None:
     """A line of a log: an object with an env step; none if it is something else."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        row = parse_json(line)
+    except ValueError:
         return None
     return row if isinstance(row, dict) and type(row.get("step")) is int else None
 

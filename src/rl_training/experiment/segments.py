@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.files import REPLAY_FOLDER, check_folder, read_bytes, write_atomically
-from rl_training.experiment.payload import pack, unpack
+from rl_training.experiment.files import REPLAY_FOLDER, check_folder, write_atomically
+from rl_training.experiment.payload import pack, read_payload, unpack
 
 _SEGMENT_NAME = re.compile(r"rows_\d+_\d+_[0-9a-f]{12}\.pt")
 
@@ -54,7 +54,7 @@ def _read(folder: Path, segment: dict[str, Any], checkpoint: Path) -> Any:
     told = f"segment {path} of checkpoint {checkpoint}"
     try:
         check_folder(folder)
-        content = read_bytes(path)
+        content = read_payload(path)
     except FileNotFoundError:
         raise CheckpointError(
             f"{told} is missing: if the checkpoint was copied, copy the `{REPLAY_FOLDER}` folder of its run to "

@@ -1,5 +1,6 @@
 """Where a config's values come from: YAML files, shipped presets and command-line flags, merged in that order."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,8 @@ import yaml
 
 from rl_training.errors import ConfigError, Problem
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.dialect import ConfigLoader
+from rl_training.experiment.dialect import YAML_LIMIT, ConfigLoader
+from rl_training.experiment.files import read_bytes
 from rl_training.experiment.validation import config_error
 
 KeyPath = tuple[str, ...]
@@ -41,7 +43,7 @@ class ResolvedConfig:
 def read_yaml(path: Path, source: str = "file") -> Layer:
     """One YAML file as a layer; every error names the file and the line."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(Path(os.path.realpath(path)), YAML_LIMIT).decode()  # a config may be a link
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from None
     try:
@@ -66,7 +68,7 @@ def _parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
         lines = dict(_key_lines(node))
         return loader.construct_document(node), lines
     except RecursionError:
-        raise yaml.YAMLError("nested too deeply, or refers to itself") from None
+        raise yaml.YAMLError("nested too deeply") from None
     finally:
         loader.dispose()
 

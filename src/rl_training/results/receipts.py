@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from rl_training.errors import ConfigError, RunDirectoryError
-from rl_training.experiment.files import write_text
+from rl_training.experiment.files import read_json, write_text
 from rl_training.experiment.sources import PRESETS_DIR
 from rl_training.experiment.validation import StrictModel, nearest_name
 from rl_training.results.statistics import Interval, estimate, short
@@ -111,7 +111,7 @@ def receipt_path(directory: Path, preset: str) -> Path:
 def read_receipt(path: Path) -> Receipt:
     """What a receipt says."""
     try:
-        return Receipt(**json.loads(path.read_text(encoding="utf-8")))
+        return Receipt(**read_json(path))
     except (OSError, ValueError, TypeError, ConfigError) as error:
         raise RunDirectoryError(f"{path} is not a receipt: {error}") from None
 

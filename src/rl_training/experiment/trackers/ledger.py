@@ -60,6 +60,6 @@ def open_ledger(context: RunContext, tracker: str, home: str) -> Ledger:
 def _read(path: Path) -> dict[str, Any]:
     try:
         known = read_json(path)
-    except (OSError, ValueError, RecursionError):  # none yet, or damaged: the run begins anew there
+    except (OSError, ValueError):  # none yet, or damaged: the run begins anew there
         return {}
     return known if isinstance(known, dict) else {}
