@@ -1,8 +1,6 @@
 """Reinforcement-learning training with strict configs, run directories and safe checkpoints."""
 
-from typing import TYPE_CHECKING
-
-from rl_training._lazy import lazy_attributes
+from rl_training._lazy import TYPE_CHECKING, lazy_attributes
 
 if TYPE_CHECKING:
     from rl_training.api.algorithms import DQN, PPO, SAC

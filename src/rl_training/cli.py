@@ -10,6 +10,7 @@ import typer
 
 from rl_training import __version__
 from rl_training.commands.benchmark import benchmark
+from rl_training.commands.options import TrustOption
 from rl_training.commands.recording import record
 from rl_training.commands.report import report
 from rl_training.commands.results import compare, plot
@@ -21,6 +22,7 @@ from rl_training.errors import (
     TrainingInterrupted,
 )
 from rl_training.output import drop_lost_output
+from rl_training.trust import guarded_imports
 
 if TYPE_CHECKING:
     from rl_training.commands.seeds import ManySeeds
@@ -105,6 +107,7 @@ def train(
     stop_after: StopAfterOption = None,
     patience: PatienceOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show config and plan, train nothing.")] = False,
+    trust: TrustOption = False,
 ) -> int:
     """Train an agent, or one per seed, from a YAML config, or from --algo and --env."""
     from rl_training.commands.seeds import read_many_seeds, train_many
@@ -117,9 +120,11 @@ def train(
     resolved = _resolve([*_files(config, algo, env), given, read_assignments(assignments or [])])
     many = read_many_seeds(seeds, jobs, resolved)
     stop = StopRules(stop_at_return, stop_after, patience)
-    if dry_run:
-        return _show_plan(resolved, many)
-    return _train(resolved.config, stop) if many is None else train_many(resolved.config, many, stop)
+    typed = resolved.config.env_id if resolved.sources[("env_id",)] == "flag" else None
+    with guarded_imports(config, typed, trust=trust):
+        if dry_run:
+            return _show_plan(resolved, many)
+        return _train(resolved.config, stop) if many is None else train_many(resolved.config, many, stop)
 
 
 def _files(config: Path | None, algo: str | None, env: str | None) -> "list[Layer]":
@@ -169,12 +174,15 @@ def evaluate(
     checkpoint: CheckpointOption,
     num_episodes: Annotated[int, typer.Option(help="Whole episodes to play.")] = 10,
     best: Annotated[bool, typer.Option("--best", help="Of a run directory, the best checkpoint.")] = False,
+    trust: TrustOption = False,
 ) -> int:
     """Play episodes with a trained agent."""
     from rl_training.console import show_metrics
     from rl_training.runtime.workflows import evaluate_checkpoint
 
-    show_metrics("Evaluation", evaluate_checkpoint(checkpoint, num_episodes, best=best))
+    with guarded_imports(checkpoint, trust=trust):
+        metrics = evaluate_checkpoint(checkpoint, num_episodes, best=best)
+    show_metrics("Evaluation", metrics)
     return 0
 
 
@@ -192,6 +200,7 @@ def resume(
     force: Annotated[bool, typer.Option("--force", help="Let --set change what decides the run's course.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Only see whether this machine repeats the run.")] = False,
     jobs: JobsOption = None,
+    trust: TrustOption = False,
 ) -> int:
     """Continue a run or a group of seeds in place, or fork a checkpoint file into a new run."""
     from rl_training.commands.seeds import is_group, refuse_jobs, resume_many
@@ -204,17 +213,18 @@ def resume(
     if source is None or (run and checkpoint):
         raise ConfigError("give either RUN_DIR or --checkpoint")
     stop = StopRules(stop_at_return, stop_after, patience)
-    if is_group(source):
-        if total_timesteps is not None or assignments or stop != StopRules() or force or verify:
-            raise ConfigError(f"{source} is a group, which goes on as it began: give no option but --jobs")
-        return resume_many(source, jobs)
-    refuse_jobs(jobs, "the directory of a group")
-    if verify:
-        return _verify(source)
     changes = read_assignments(assignments or [])
-    callbacks = [ProgressDisplay(), *stop.callbacks()]
-    manager = DefaultExperimentManager()
-    return _run(manager.resume(source, total_timesteps, callbacks, changes=changes, force=force))
+    with guarded_imports(source, changes.values.get("env_id"), trust=trust):
+        if is_group(source):
+            if total_timesteps is not None or assignments or stop != StopRules() or force or verify:
+                raise ConfigError(f"{source} is a group, which goes on as it began: give no option but --jobs, --trust")
+            return resume_many(source, jobs)
+        refuse_jobs(jobs, "the directory of a group")
+        if verify:
+            return _verify(source)
+        callbacks = [ProgressDisplay(), *stop.callbacks()]
+        manager = DefaultExperimentManager()
+        return _run(manager.resume(source, total_timesteps, callbacks, changes=changes, force=force))
 
 
 def _verify(run_dir: Path) -> int:
@@ -230,12 +240,16 @@ def _verify(run_dir: Path) -> int:
 
 
 @app.command()
-def replay(run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run that stopped at a bad update.")]) -> int:
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run that stopped at a bad update.")],
+    trust: TrustOption = False,
+) -> int:
     """Repeat the gradient step that a run refused because it was not finite."""
     from rl_training.console import show_failed_step
     from rl_training.runtime.workflows import replay_failed_step
 
-    failed = replay_failed_step(run)
+    with guarded_imports(run, trust=trust):
+        failed = replay_failed_step(run)
     show_failed_step(failed)
     return FAILED if failed.message is None else 0
 
@@ -266,7 +280,9 @@ def check_env(
     from rl_training.envs.checks.findings import Subject
     from rl_training.experiment.sources import read_assignments
 
-    report = check_environment(Subject(env_id, read_assignments(assignments or []).values, steps, seed))
+    subject = Subject(env_id, read_assignments(assignments or []).values, steps, seed)
+    with guarded_imports(None, env_id):
+        report = check_environment(subject)
     show_env_report(report)
     return FAILED if report.has_problem else 0
 
@@ -300,6 +316,5 @@ def _is_failure(error: Exception) -> bool:
 
 def entry_point() -> None:
     """The console script."""
-    sys.path.insert(0, "")  # `--env my_module:MyEnv-v0` finds a module of the working directory
     drop_lost_output()
     sys.exit(main())

@@ -33,6 +33,10 @@ class EnvironmentSetupError(RLTrainingError):
     """An environment that cannot be made, or whose spaces are not supported."""
 
 
+class UntrustedModuleError(RLTrainingError):
+    """An environment whose module lies in the working directory, and that a file names and nobody has trusted."""
+
+
 class EnvironmentStepError(RLTrainingError, RuntimeError):
     """An environment that failed while it ran; the message names env, episode, seed, step and action."""
 

@@ -1,6 +1,6 @@
 """Gradient steps compiled ahead of time, in a process of their own, and kept on disk: this one holds no compiler.
 
-Run as a module, this is that process: it reads a pickled step and inputs like those to come, and writes a package.
+`main` is that process: it reads a pickled step and inputs like those to come, and writes a package.
 """
 
 import fcntl
@@ -10,12 +10,14 @@ import io
 import os
 import pickle
 import platform
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,9 +28,12 @@ from rl_training.algorithms.whole_step import SlopeFn, WholeStep
 from rl_training.compiling import cache_dir, remember_compiling
 from rl_training.cores import cpu_features
 from rl_training.errors import exit_told, told
+from rl_training.interpreters import isolated_command
 from rl_training.policies.host import HostedParams
+from rl_training.private import make_private_folder, open_private
 
 KEPT_PACKAGES = 100  # of about 2 MB
+_PACKAGE, _LOCK = ".pt2", ".lock"
 
 
 class CompiledStep(Protocol):
@@ -40,34 +45,115 @@ class CompiledStep(Protocol):
 
 def load_step(step: WholeStep, inputs: Sequence[Tensor], compile_as: str) -> CompiledStep:
     """The compiled step for inputs like these; compiled now, unless a run that `compile_as` describes has done so."""
-    package = _package_path(package_key(step, inputs, compile_as))
-    package.parent.mkdir(parents=True, exist_ok=True)
-    with package.with_suffix(".lock").open("w") as lock:
-        fcntl.lockf(lock, fcntl.LOCK_EX)  # of several runs that begin together, one compiles
-        if package.exists():
-            os.utime(package)  # the packages used last are kept
-            try:
-                return _load(package)
-            except Exception:
-                package.unlink()  # damaged
-        began = time.perf_counter()
-        _compile_elsewhere(step, inputs, package)
-        remember_compiling(time.perf_counter() - began)
-        return _load(package)
+    key = package_key(step, inputs, compile_as)
+    try:
+        packages = _private_cache()
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        warnings.warn(f"compiled updates are not kept for later runs ({reason})", stacklevel=2)
+        with tempfile.TemporaryDirectory() as folder:
+            return _make(step, inputs, Path(folder) / f"{key}{_PACKAGE}")
+    with _locked(packages / f"{key}{_LOCK}"):  # of several runs that begin together, one compiles
+        kept = _load_kept(packages / f"{key}{_PACKAGE}")
+        return kept or _make(step, inputs, packages / f"{key}{_PACKAGE}")
+
+
+def _private_cache() -> Path:
+    """The folder of packages, which nobody else can write: its files are loaded as code."""
+    for folder in (cache_dir(), cache_dir() / "steps"):
+        make_private_folder(folder)
+    return folder
+
+
+@contextmanager
+def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock, or say that another process holds it."""
+    descriptor = _acquire(path, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        yield descriptor is not None
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _acquire(path: Path, operation: int) -> int | None:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, operation)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        if _is_at(descriptor, path):
+            return descriptor
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the path still leads to the open file, which another process may have removed meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _load_kept(package: Path) -> CompiledStep | None:
+    """Load a package of an earlier run, if there is one that nobody else can have written and that is not damaged."""
+    try:
+        descriptor = open_private(package)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        warnings.warn(f"{package} is not loaded, because {error.strerror}: compiling again", stacklevel=3)
+        _discard(package)
+        return None
+    try:
+        os.utime(descriptor)  # the packages used last are kept
+        opened = Path("/dev/fd", str(descriptor))
+        return _load(opened if opened.exists() else package)
+    except Exception:
+        _discard(package)  # damaged
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def has_package(key: str) -> bool:
     """Whether the package with this key is kept on this machine."""
-    return _package_path(key).exists()
-
-
-def _package_path(key: str) -> Path:
-    return cache_dir() / "steps" / f"{key}.pt2"
+    try:
+        return (_private_cache() / f"{key}{_PACKAGE}").exists()
+    except OSError:
+        return False
 
 
 def _load(package: Path) -> CompiledStep:
+    # The loader unpacks into a new folder of mode 0700, and loads the library from there.
     loaded: CompiledStep = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)
     return loaded
+
+
+def _make(step: WholeStep, inputs: Sequence[Tensor], package: Path) -> CompiledStep:
+    """Compile in a folder that goes afterwards; what a killed process has left of one goes before."""
+    began = time.perf_counter()
+    build = package.with_suffix(".build")
+    _discard(build)
+    build.mkdir(mode=0o700)
+    try:
+        _compile_elsewhere(step, inputs, build / package.name)
+        (build / package.name).chmod(0o600)
+        (build / package.name).replace(package)
+    finally:
+        _discard(build)
+    remember_compiling(time.perf_counter() - began)
+    forget_old(package.parent)
+    return _load(package)
+
+
+def _discard(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def package_key(step: WholeStep, inputs: Sequence[Tensor], compile_as: str) -> str:
@@ -111,31 +197,41 @@ class _Order(pickle.Pickler):
 
 def _compile_elsewhere(step: WholeStep, inputs: Sequence[Tensor], package: Path) -> None:
     """Let another process compile, which Ctrl-C does not reach: an update that has begun is finished."""
-    draft = package.with_suffix(f".{os.getpid()}")
-    command = [sys.executable, "-m", __name__, str(draft)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place for place in sys.path if place)}
+    command = isolated_command(f"from {__name__} import main; sys.exit(main(sys.argv[1:]))", [str(package)])
+    build = package.parent
+    # The compiler's files have predictable names below /tmp otherwise, where another user may have put them.
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(build / "inductor"), "TMPDIR": str(build)}
     order = io.BytesIO()
     _Order(order).dump((step, tuple(inputs), torch.get_num_threads()))
-    try:
-        done = subprocess.run(
-            command, input=order.getvalue(), capture_output=True, env=environment, start_new_session=True
-        )
-        if done.returncode != 0:
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
-            told_by_itself = lines[-1].removeprefix("RuntimeError: ") if lines and done.returncode > 0 else None
-            raise RuntimeError(told_by_itself or exit_told(done.returncode))
-        draft.replace(package)
-    finally:
-        draft.unlink(missing_ok=True)
-    forget_old(package.parent)
+    done = subprocess.run(
+        command, input=order.getvalue(), capture_output=True, cwd=build, env=environment, start_new_session=True
+    )
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        told_by_itself = lines[-1].removeprefix("RuntimeError: ") if lines and done.returncode > 0 else None
+        raise RuntimeError(told_by_itself or exit_told(done.returncode))
 
 
 def forget_old(packages: Path) -> None:
-    """Keep the packages that were used last."""
+    """Keep the packages that were used last; remove what nobody works on: locks, drafts of killed processes."""
     with suppress(FileNotFoundError):  # another process does the same
-        for old in sorted(packages.glob("*.pt2"), key=os.path.getmtime)[:-KEPT_PACKAGES]:
-            old.with_suffix(".lock").unlink(missing_ok=True)
-            old.unlink(missing_ok=True)
+        files = sorted(packages.iterdir(), key=os.path.getmtime)
+        kept = [path.stem for path in files if path.suffix == _PACKAGE and "." not in path.stem][-KEPT_PACKAGES:]
+        for key in {path.name.partition(".")[0] for path in files}:
+            wanted = {f"{key}{_PACKAGE}", f"{key}{_LOCK}"} if key in kept else set()
+            unwanted = [path for path in files if path.name.partition(".")[0] == key and path.name not in wanted]
+            if unwanted:
+                _forget(packages / f"{key}{_LOCK}", unwanted, keep_lock=bool(wanted))
+
+
+def _forget(lock: Path, unwanted: Sequence[Path], *, keep_lock: bool) -> None:
+    with _locked(lock, wait=False) as held:
+        if not held:
+            return
+        for path in unwanted:
+            _discard(path)
+        if not keep_lock:
+            lock.unlink(missing_ok=True)
 
 
 def _compile_here(order: bytes, package: Path) -> None:
@@ -156,8 +252,7 @@ def _compile_here(order: bytes, package: Path) -> None:
         if exported.constants:
             raise RuntimeError("the slope depends on tensors beside its networks, batch and settings")
         _set_up_compiler(on_cpu=inputs[0].is_cpu)
-        made = torch._inductor.aoti_compile_and_package(exported, package_path=f"{package}.pt2")
-        Path(made).replace(package)
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(package))
 
 
 def _set_up_compiler(*, on_cpu: bool) -> None:
@@ -176,7 +271,3 @@ def main(arguments: Sequence[str]) -> int:
         print(told(error), file=sys.stderr)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -5,6 +5,9 @@ from typing import Annotated
 
 import typer
 
+from rl_training.commands.options import TrustOption
+from rl_training.trust import guarded_imports
+
 
 def record(
     source: Annotated[
@@ -20,12 +23,15 @@ def record(
         float | None, typer.Option(min=1.0, max=1000.0, help="Env steps per second; else the env's own rate.")
     ] = None,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Cut episodes after so many steps.")] = None,
+    trust: TrustOption = False,
 ) -> int:
     """Write a video of a trained agent, also where there is no screen."""
     from rl_training.console import show_recording
     from rl_training.runtime.recording import record_video
 
-    show_recording(
-        record_video(source, output, num_episodes=episodes, best=best, seed=seed, fps=fps, max_steps=max_steps)
-    )
+    with guarded_imports(source, trust=trust):
+        recording = record_video(
+            source, output, num_episodes=episodes, best=best, seed=seed, fps=fps, max_steps=max_steps
+        )
+    show_recording(recording)
     return 0

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from rl_training.commands.options import TrustOption
+from rl_training.trust import guarded_imports
+
 if TYPE_CHECKING:
     from rl_training.results.loading import Run
     from rl_training.results.report.model import Animation
@@ -26,6 +29,7 @@ def report(
     ],
     output: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     film: Annotated[bool, typer.Option(help="Play the best agent, and show it.")] = True,
+    trust: TrustOption = False,
 ) -> int:
     """Write one HTML page about runs: curves, statistics, hints, config, versions, a film, how to rerun them."""
     from rl_training import __version__
@@ -36,7 +40,9 @@ def report(
     from rl_training.results.report.page import render_page
 
     groups = load_groups(runs, unfinished=True)
-    animation = make_film(best_run(groups)) if film else "not asked for"
+    best = best_run(groups)
+    with guarded_imports(best.run_dir, trust=trust):
+        animation = make_film(best) if film else "not asked for"
     created_at = time.strftime("%Y-%m-%d %H:%M")
     page = render_page(build_report(groups, animation=animation, created_at=created_at, version=__version__))
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rl_training.errors import ConfigError, TrainingInterrupted
+from rl_training.trust import admit_env_module
 
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
@@ -60,6 +61,7 @@ def train_many(config: "TrainConfig", many: ManySeeds, stop: "StopRules") -> int
     """Train all seeds; the exit code is 0 when all are done, 1 when one failed, 128 + N after signal N."""
     from rl_training.runtime.many_seeds import prepare_group
 
+    admit_env_module(config.env_id)  # here, because the processes of the seeds get the `sys.path` of this one
     return _run(prepare_group(config, many.seeds, many.jobs, stop))
 
 
@@ -76,7 +78,9 @@ def resume_many(group_dir: Path, jobs: str | None) -> int:
     """Go on with the seeds of a group that are not done."""
     from rl_training.runtime.many_seeds import reopen_group
 
-    return _run(reopen_group(group_dir, None if jobs is None else parse_jobs(jobs)))
+    group = reopen_group(group_dir, None if jobs is None else parse_jobs(jobs))
+    admit_env_module(group.config.env_id)
+    return _run(group)
 
 
 def _run(group: "PreparedGroup") -> int:

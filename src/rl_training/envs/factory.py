@@ -23,6 +23,7 @@ from rl_training.errors import EnvironmentSetupError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.validation import nearest_name
 from rl_training.memory import check_memory
+from rl_training.trust import admit_env_module
 
 _SURELY_FIT = 64  # so many copies are built without being measured first
 _WORKER_BYTES = 30 * 2**20  # an interpreter with NumPy and Gymnasium
@@ -101,6 +102,7 @@ def _env_bytes(config: TrainConfig) -> int:
 def make_single_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
     """One environment as its registration describes it; the caller closes it."""
     register_probes()
+    admit_env_module(env_id)
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
     except DependencyNotInstalled as error:

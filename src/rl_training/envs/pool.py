@@ -11,6 +11,7 @@ from typing import Any
 from rl_training.envs.common import EnvFactory
 from rl_training.envs.serving import CLOSE, Command, Failure, SharedArrays, SharedMemory, pack, receive, serve
 from rl_training.errors import exit_told
+from rl_training.interpreters import start_fork_server
 
 _PATIENCE = 0.01  # seconds; an answer that comes sooner needs no more than a plain read
 _DYING_SECONDS = 2.0  # for the system to clear away a process
@@ -41,6 +42,7 @@ class Worker:
             target=serve, args=(theirs, [*owned, self.end], (envs.start, env_fns, memory)), name=name, daemon=True
         )
         self._busy = False
+        start_fork_server(multiprocessing.get_start_method())
         with theirs:
             self.process.start()
 

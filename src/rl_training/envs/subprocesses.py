@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from rl_training.errors import told
+from rl_training.interpreters import start_fork_server
 
 T = TypeVar("T")
 
@@ -22,6 +23,7 @@ def call_in_process(function: Callable[[], T], seconds: float) -> T:
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_call, args=(function, sender), daemon=True)
     try:
+        start_fork_server(context.get_start_method())
         process.start()
     except (AssertionError, OSError) as error:  # a daemonic process may have no children; others may be too many
         raise SubprocessError(f"no process can be started: {told(error)}") from None

@@ -12,6 +12,7 @@ from multiprocessing.connection import wait
 from types import FrameType
 
 from rl_training.errors import exit_told
+from rl_training.interpreters import start_fork_server
 from rl_training.runtime.lifecycle import STOP_SIGNALS
 from rl_training.runtime.seed_process import Beat, Ending, SeedJob, live, process_name
 
@@ -38,6 +39,7 @@ class SeedProcess:
         self._stopping = False
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
+        start_fork_server(context.get_start_method())
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=live, args=(job, theirs), name=process_name(self.seed))
         with theirs:

@@ -23,6 +23,7 @@ from rl_training.experiment.groups import SeedStatus
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import RunContext, context_of
+from rl_training.experiment.sources import Layer
 from rl_training.output import drop_lost_output
 from rl_training.results.drawing import plot_run
 from rl_training.runtime.callbacks import Callback, StopRules
@@ -31,7 +32,7 @@ from rl_training.runtime.lifecycle import STOP_SIGNALS
 from rl_training.runtime.progress import ProgressDisplay
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.types import MetricDict
-from rl_training.runtime.workflows import resume_training
+from rl_training.runtime.workflows import prepare_resume
 
 _BEAT_SECONDS = 0.25
 _NAME = "seed-"
@@ -162,7 +163,9 @@ def _train(job: SeedJob, callbacks: Sequence[Callback]) -> Ending:
             _set_aside(context)
             train = get_algorithm_spec(job.config.algo).train_fn
             return Ending(train(job.config, run_suffix=job.run_suffix, callbacks=callbacks).status)
-        return Ending(resume_training(job.run_dir, callbacks=callbacks).status)
+        # A checkpoint that names another environment is refused: only the group's own was admitted.
+        same_env = Layer("group", {"env_id": job.config.env_id})
+        return Ending(prepare_resume(job.run_dir, [same_env]).train(callbacks=callbacks).status)
     except TrainingInterrupted as error:
         print(error, file=sys.stderr)
         return Ending("interrupted", signal.Signals(error.signal_number).name)

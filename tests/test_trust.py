@@ -1,0 +1,251 @@
+"""Who may run code: modules of the working directory only where the user typed or trusted them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import TINY_PPO
+from test_cli import TINY, assert_one_error_line
+
+import rl_training
+
+SOURCE = Path(rl_training.__file__).parents[1]
+SCRIPT = [sys.executable, "-c", "import sys; sys.path.pop(0); from rl_training.cli import entry_point; entry_point()"]
+MODULE = [sys.executable, "-m", "rl_training"]
+ENV_MODULE = """
+from pathlib import Path
+
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+import {helper}
+
+Path({marker!r}).touch()
+gymnasium.register("Local-v0", CartPoleEnv, max_episode_steps=20)
+"""
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    place = tmp_path / "workplace"
+    place.mkdir()
+    return place
+
+
+@pytest.fixture
+def run(workplace: Path, tmp_path: Path) -> Run:
+    """Run a command in the working directory, as a user of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "XDG_STATE_HOME": str(tmp_path / "state")}
+
+    def call(*arguments: str, command: list[str] = SCRIPT, **changes: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*command, *arguments],
+            cwd=workplace,
+            env={**environment, **changes},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return call
+
+
+@pytest.fixture
+def marker(workplace: Path) -> Path:
+    """Exists when the module of the environment in the working directory has run."""
+    (workplace / "local_helper.py").touch()
+    marker = workplace.parent / "imported"
+    (workplace / "local_env.py").write_text(ENV_MODULE.format(marker=str(marker), helper="local_helper"))
+    return marker
+
+
+def write_config(workplace: Path, **changes: Any) -> Path:
+    path = workplace / "config.yaml"
+    path.write_text(yaml.safe_dump({**TINY, "env_id": "local_env:Local-v0", "algo_kwargs": TINY_PPO, **changes}))
+    return path
+
+
+def plant_modules(workplace: Path, names: set[str]) -> Path:
+    """Modules of these names that say so when they are imported."""
+    marker = workplace.parent / "hijacked"
+    for name in names:
+        code = f"with open({str(marker)!r}, 'a') as file: file.write(__name__ + ' ')\nraise ImportError('hijacked')\n"
+        (workplace / f"{name}.py").write_text(code)
+    return marker
+
+
+def everything() -> set[str]:
+    """The names of all modules that a command may import."""
+    ours = {"yaml", "numpy", "torch", "typer", "rich", "gymnasium", "pydantic", "psutil", "matplotlib", "tensorboard"}
+    return {name for name in sys.stdlib_module_names if not name.startswith("_")} | ours
+
+
+def imported_by_python_itself() -> set[str]:
+    """What `python -m` imports before it comes to a package."""
+    code = "import runpy, sys; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.parametrize("command", [SCRIPT, MODULE], ids=["script", "module"])
+def test_no_command_imports_a_file_of_the_working_directory_in_place_of_a_module(
+    command: list[str], workplace: Path, run: Run
+) -> None:
+    hijacked = plant_modules(workplace, everything() - imported_by_python_itself())
+    answer = run("list", ".", command=command)
+    assert not hijacked.exists(), hijacked.read_text()
+    assert (answer.returncode, answer.stdout) == (0, "no runs below .\n"), answer.stderr
+
+
+def test_nor_does_any_process_of_a_group(workplace: Path, run: Run) -> None:
+    config = write_config(
+        workplace, env_id="CartPole-v1", vectorization="async", num_envs=2, envs_per_worker=1, compile="on"
+    )
+    hijacked = plant_modules(workplace, everything())
+    answer = run("train", "--config", str(config), "--seeds", "1-2", "--output-dir", "out")
+    assert not hijacked.exists(), hijacked.read_text()
+    assert answer.returncode == 0, answer.stderr
+    logs = "".join(path.read_text() for path in workplace.glob("out/*/logs/*.log"))
+    assert "compiling failed (" not in logs.replace("compiling failed (InvalidCxxCompiler", "")
+
+
+def test_no_plugin_of_the_working_directory_is_loaded(workplace: Path, run: Run) -> None:
+    hijacked = plant_modules(workplace, {"local_plugin"})
+    package = workplace / "local_plugin-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: local_plugin\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(
+        "[rl_training.algorithms]\nlocal = local_plugin:SPEC\n[gymnasium.envs]\n__root__ = local_plugin:f\n"
+    )
+    answer = run("train", "--algo", "ppo", "--env", "CartPole-v1", "--dry-run", command=MODULE)
+    assert answer.returncode == 0, answer.stderr
+    assert not hijacked.exists()
+
+
+def test_what_the_user_types_is_imported_and_trusted_from_then_on(
+    workplace: Path, marker: Path, run: Run, tmp_path: Path
+) -> None:
+    typed = run("check-env", "local_env:Local-v0", "--steps", "50")
+    assert "exact resume:" in typed.stdout, typed.stderr
+    assert marker.exists()
+    memory = tmp_path / "state" / "rl_training" / "trusted_modules.json"
+    assert json.loads(memory.read_text()) == [str(workplace / "local_env.py")]
+    assert (memory.stat().st_mode & 0o777, memory.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    answer = run("train", "--config", str(write_config(workplace)), "--total-timesteps", "64")
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(memory.read_text()) == [str(workplace / "local_env.py")]
+
+
+@pytest.mark.parametrize("how", [["--env", "local_env:Local-v0"], ["--set", "env_id=local_env:Local-v0"]])
+def test_a_flag_counts_as_typed(how: list[str], workplace: Path, marker: Path, run: Run) -> None:
+    config = write_config(workplace, env_id="CartPole-v1")
+    answer = run("train", "--config", str(config), *how, "--total-timesteps", "64")
+    assert answer.returncode == 0, answer.stderr
+    assert marker.exists()
+
+
+def untrusted(answer: "subprocess.CompletedProcess[str]", source: str, workplace: Path) -> None:
+    assert answer.returncode == 2, answer.stderr
+    asks = f"{source} asks for the environment local_env:Local-v0"
+    assert_one_error_line(answer.stderr, asks, f"({workplace / 'local_env.py'})", "add --trust")
+
+
+def test_a_module_that_only_a_config_names_is_not_imported_before_it_is_trusted(
+    workplace: Path, marker: Path, run: Run
+) -> None:
+    config = str(write_config(workplace))
+    for more in ([], ["--seeds", "1-2"]):
+        untrusted(run("train", "--config", config, *more), config, workplace)
+    assert not marker.exists()
+    assert not (workplace / "runs").exists()
+    answer = run("train", "--config", config, "--seeds", "1-2", "--set", "vectorization=async", "--trust")
+    assert answer.returncode == 0, answer.stderr
+    assert marker.exists()
+    answer = run("train", "--config", config)
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_nor_is_one_that_a_run_or_a_group_names(workplace: Path, marker: Path, run: Run, tmp_path: Path) -> None:
+    config = str(write_config(workplace))
+    for more in ([], ["--seeds", "1-2", "--jobs", "1"]):
+        answer = run("train", "--config", config, "--trust", "--output-dir", "got", *more)
+        assert answer.returncode == 0, answer.stderr
+    group_dir, run_dir = sorted(f"got/{path.name}" for path in (workplace / "got").iterdir())[::-1]
+    marker.unlink()
+    elsewhere = {"XDG_STATE_HOME": str(tmp_path / "other")}
+    commands = [
+        ["eval", "--checkpoint", run_dir],
+        ["record", run_dir],
+        ["resume", run_dir, "--total-timesteps", "256"],
+        ["resume", run_dir, "--verify"],
+        ["resume", group_dir],
+    ]
+    for command in commands:
+        source = command[2] if command[0] == "eval" else command[1]
+        if command[-1] == "--verify":
+            source = run_dir
+        untrusted(run(*command, **elsewhere), source, workplace)
+    answer = run("report", run_dir, **elsewhere)
+    assert answer.returncode == 0
+    assert "no film: " in answer.stderr
+    assert "add --trust" in answer.stderr
+    assert not marker.exists()
+    assert run("eval", "--checkpoint", run_dir, "--trust", **elsewhere).returncode == 0
+    assert run("resume", group_dir, **elsewhere).returncode == 0  # trusted before
+
+
+def test_a_module_that_python_finds_elsewhere_needs_no_trust(workplace: Path, marker: Path, run: Run) -> None:
+    config = str(write_config(workplace))
+    answer = run("train", "--config", config, PYTHONPATH=f"{SOURCE}{os.pathsep}{workplace}")
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_another_module_of_the_same_directory_is_not_trusted_along(workplace: Path, marker: Path, run: Run) -> None:
+    (workplace / "other_env.py").write_text((workplace / "local_env.py").read_text().replace("Local-v0", "Other-v0"))
+    assert run("check-env", "local_env:Local-v0", "--steps", "50").returncode in (0, 1)
+    answer = run("train", "--config", str(write_config(workplace, env_id="other_env:Other-v0")))
+    assert answer.returncode == 2
+    assert "other_env.py" in answer.stderr
+
+
+def test_a_seed_whose_checkpoint_names_another_environment_is_not_resumed(
+    workplace: Path, marker: Path, run: Run
+) -> None:
+    script = (
+        "import sys; from dataclasses import replace; from pathlib import Path\n"
+        "from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint\n"
+        "for path in Path('.').glob('runs/*/*/checkpoints/step_*.pt'):\n"
+        "    state = load_checkpoint(path)\n"
+        "    save_checkpoint(path, replace(state, config={**state.config, 'env_id': 'other_env:Other-v0'}))\n"
+        "for path in Path('.').glob('runs/*/*/metadata.json'):\n"
+        "    path.write_text(path.read_text().replace('completed', 'interrupted'))\n"
+    )
+    assert run("train", "--config", str(write_config(workplace)), "--seeds", "1-2", "--trust").returncode == 0
+    other = marker.with_name("other imported")
+    (workplace / "other_env.py").write_text(ENV_MODULE.format(marker=str(other), helper="local_helper"))
+    assert run(command=[sys.executable, "-c", script]).returncode == 0
+    (group_dir,) = (workplace / "runs").iterdir()
+    answer = run("resume", str(group_dir))
+    assert answer.returncode == 1
+    assert "other_env:Other-v0 then, local_env:Local-v0 now" in answer.stdout.replace("\n", " "), answer.stderr
+    assert not other.exists()
+
+
+@pytest.mark.parametrize("memory", ["torn", "loose", "none"])
+def test_without_a_memory_that_is_the_users_own_nothing_is_trusted(
+    memory: str, workplace: Path, marker: Path, run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "state" / "rl_training" / "trusted_modules.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("[" if memory == "torn" else json.dumps([str(workplace / "local_env.py")]))
+    path.chmod(0o666 if memory == "loose" else 0o600)
+    changes = {"XDG_STATE_HOME": str(path)} if memory == "none" else {}  # a file where a folder should be
+    config = str(write_config(workplace))
+    untrusted(run("train", "--config", config, **changes), config, workplace)
+    assert run("train", "--config", config, "--trust", **changes).returncode == 0
