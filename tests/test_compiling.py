@@ -1,13 +1,15 @@
 """Compiled updates: the same maths as eager ones, resumed exactly, used where they pay, and never needed."""
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from rl_training.algorithms.base import Batch, GradientStep
 from rl_training.algorithms.optim import Descent
 from rl_training.algorithms.step_packages import KEPT_PACKAGES, forget_old, package_key
 from rl_training.algorithms.whole_step import Networks, Settings, Slope, WholeStep
-from rl_training.compiling import compiling_pays, remember_compiling
+from rl_training.compiling import cache_dir, compiling_pays, remember_compiling
 from rl_training.errors import NonFiniteUpdateError
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
@@ -71,7 +73,6 @@ def test_without_a_compiler_a_run_says_so_and_goes_on(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "no-compiler-here"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "empty"))
     with pytest.warns(UserWarning, match=r"compiling failed \(.*compiler.*\): updates run eagerly"):
         compiled = train(make_config(compile="on"))
     eager = train(make_config(compile="off"))
@@ -91,6 +92,9 @@ def test_a_training_process_holds_no_compiler_and_a_second_one_needs_none(
     subprocess.run([sys.executable, "-c", "from pathlib import *; " + script], check=True)
     (first,) = config.output_dir.iterdir()
     (package,) = (tmp_path / "cache" / "rl_training" / "steps").glob("*.pt2")
+    assert {path.suffix for path in package.parent.iterdir()} == {".pt2", ".lock"}
+    assert {path.stat().st_mode & 0o777 for path in package.parent.iterdir()} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in (package.parent, package.parents[1])} == {0o700}
     with monkeypatch.context() as without_compiler:
         without_compiler.setenv("CXX", str(tmp_path / "no-compiler-here"))
         assert outcome(train(config)) == outcome(first)
@@ -148,6 +152,85 @@ def test_the_packages_used_last_are_kept(tmp_path: Path) -> None:
     (tmp_path / f"{KEPT_PACKAGES + 1:03d}.lock").touch()
     forget_old(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{age:03d}.pt2" for age in range(KEPT_PACKAGES)]
+
+
+def test_what_killed_compilations_left_is_removed_unless_somebody_works_on_it(tmp_path: Path) -> None:
+    for name in ("a.pt2", "a.lock", "b.lock", "c.4321", "c.4321.pt2", "c.lock", "e.lock"):
+        (tmp_path / name).touch()
+    for name in ("a.build", "d.build", "e.build"):
+        (tmp_path / name / "inductor").mkdir(parents=True)
+    with (tmp_path / "e.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        forget_old(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.lock", "a.pt2", "e.build", "e.lock"]
+    forget_old(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.lock", "a.pt2"]
+
+
+def give_away(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    os.chown(path, 12345, 12345)
+
+
+def let_others_write(path: Path) -> None:
+    path.chmod(0o666 if path.is_file() else 0o777)
+
+
+def link_elsewhere(path: Path) -> None:
+    path.replace(path.with_name("moved"))
+    path.symlink_to(path.with_name("moved"))
+
+
+@pytest.mark.parametrize("spoil", [give_away, let_others_write, link_elsewhere])
+def test_a_package_that_others_may_have_written_is_never_loaded(
+    spoil: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Path] = []
+    monkeypatch.setattr(step_packages, "_load", lambda path: loaded.append(path) or object())
+    package = tmp_path / "key.pt2"
+    package.touch(mode=0o600)
+    assert step_packages._load_kept(package) is not None
+    assert len(loaded) == 1
+    spoil(package)
+    with pytest.warns(UserWarning, match=r"key\.pt2 is not loaded, because .*: compiling again"):
+        assert step_packages._load_kept(package) is None
+    assert len(loaded) == 1
+    assert not os.path.lexists(package)
+
+
+@pytest.mark.parametrize("spoil", [give_away, let_others_write])
+@pytest.mark.parametrize("folder", ["rl_training", "rl_training/steps"])
+def test_a_cache_that_others_can_write_is_not_used(
+    spoil: Callable[[Path], None],
+    folder: str,
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler-here"))
+    steps = tmp_path / "cache" / "rl_training" / "steps"
+    steps.mkdir(parents=True, mode=0o700)
+    steps.parent.chmod(0o700)
+    spoil(tmp_path / "cache" / folder)
+    with pytest.warns(UserWarning, match="compil") as caught:
+        train(make_config(compile="on", total_timesteps=64, eval_episodes=0))
+    texts = [str(each.message) for each in caught]
+    assert any(text.startswith("compiled updates are not kept for later runs (") for text in texts)
+    assert any(text.startswith("compiling failed (") for text in texts)
+    assert list(steps.iterdir()) == []
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> NoReturn:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    remember_compiling(5.0)
+    assert not compiling_pays(10_000, LARGE, graphs=1)
+    with pytest.raises(FileNotFoundError, match="set HOME or XDG_CACHE_HOME"):
+        cache_dir()
 
 
 SMALL, LARGE = 64 * 64, 256 * 256

@@ -255,6 +255,26 @@ class TestMlflow:
         assert len(caught) == 1
         assert result.status == "completed"
 
+    def test_a_password_in_the_address_of_the_server_stays_out_of_files_and_warnings(
+        self, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        uri = "http://me:secret@127.0.0.1:9?token=secret"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        with pytest.warns(UserWarning, match="tracker mlflow failed and is left out") as caught:
+            result = train_ppo(make_config(trackers=["mlflow"]))
+        assert "secret" not in str(caught[0].message)
+        files = [path for path in result.run_dir.rglob("*") if path.is_file()]
+        assert not [path for path in files if b"secret" in path.read_bytes()]
+
+    def test_the_ledger_names_a_server_without_its_password(
+        self, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://me:secret@localhost{tmp_path}/store")
+        result = train_ppo(make_config(trackers=["mlflow"]))
+        known = json.loads((result.run_dir / "trackers" / "mlflow.json").read_text())
+        assert known["home"] == f"file://localhost{tmp_path}/store"
+
     def test_a_store_that_is_not_supported_is_told_of(self, make_config: MakeConfig, tmp_path: Path) -> None:
         options = {"mlflow_tracking_uri": f"oddity://{tmp_path}"}
         with pytest.warns(UserWarning, match=r"tracker mlflow failed and is left out \(Unsupported"):

@@ -167,6 +167,39 @@ def test_metadata_names_the_commit_and_marks_changes(
     assert recorded_commit(make_config) == f"{head}-dirty"
 
 
+def test_no_program_that_a_repository_names_is_run(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, marker, program = tmp_path / "repository", tmp_path / "executed", tmp_path / "program"
+    program.write_text(f"#!/bin/sh\necho $0 $* >> '{marker}'\ncat\n")
+    program.chmod(0o755)
+    (place / "hooks").mkdir(parents=True)
+    (place / "hooks" / "post-index-change").symlink_to(program)
+    monkeypatch.chdir(place)
+    (place / "source.txt").write_text("one")
+    (place / ".gitattributes").write_text("*.txt filter=evil diff=evil\n")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*GIT, *command], check=True)
+    head = subprocess.run([*GIT, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    settings = {"core.fsmonitor": program, "core.hooksPath": place / "hooks", "diff.external": program}
+    settings |= dict.fromkeys(("filter.evil.clean", "filter.evil.process", "diff.evil.textconv"), program)
+    for name, value in settings.items():
+        subprocess.run([*GIT, "config", name, str(value)], check=True)
+    (place / "source.txt").write_text("one")  # the same content, but git has to look at it
+    assert recorded_commit(make_config) == head
+    (place / "source.txt").write_text("two")
+    assert recorded_commit(make_config) == f"{head}-dirty"
+    assert not marker.exists(), marker.read_text()
+
+
+def test_credentials_in_the_command_are_not_recorded(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train", "--set", "env_kwargs.url=https://me:secret@example.org/x?y=1@2"])
+    run = create_training_run(make_config())
+    run.close()
+    command = read_metadata(run.run_context)["command"]
+    assert command == ["train", "--set", "env_kwargs.url=https://example.org/x?y=1@2"]
+
+
 def test_closing_a_run_twice_is_fine(make_config: MakeConfig) -> None:
     run = create_training_run(make_config())
     run.logger.log_metrics({"loss": 1.0}, step=1)

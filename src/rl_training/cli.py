@@ -22,6 +22,7 @@ from rl_training.errors import (
     TrainingInterrupted,
 )
 from rl_training.output import drop_lost_output
+from rl_training.terminal import printable_warnings, show_line
 from rl_training.trust import guarded_imports
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _run(trainer: "Trainer") -> int:
     try:
         show_result(trainer.train())
     except TrainingInterrupted as error:  # typer would answer every kind of KeyboardInterrupt with 130
-        print(error, file=sys.stderr)
+        show_line(error, error=True)
         return 128 + error.signal_number
     return 0
 
@@ -299,12 +300,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = typer.main.get_command(app)
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        return int(command.main(args=args or ["--help"], prog_name="rl-training", standalone_mode=False) or 0)
+        with printable_warnings():
+            return int(command.main(args=args or ["--help"], prog_name="rl-training", standalone_mode=False) or 0)
     except (typer.TyperException, RLTrainingError) as error:
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
         if isinstance(error, EnvironmentStepError) and error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)  # the env's author needs it
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+            cause = "".join(traceback.format_exception(error.__cause__))  # the env's author needs it
+            show_line(cause.rstrip("\n"), error=True)
+        show_line(f"error: {' '.join(message.split())}", error=True)
         return FAILED if _is_failure(error) else USER_ERROR
 
 

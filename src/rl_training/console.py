@@ -1,6 +1,5 @@
 """Tables for the terminal: a run's plan, results of runs and groups, runs listed and compared, checks of an env."""
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from rl_training.output import shown_path
 from rl_training.results.drawing import plot_run
 from rl_training.results.receipts import read_references, told_interval
 from rl_training.results.statistics import interquartile_mean, short
+from rl_training.terminal import printable, show_line
 
 if TYPE_CHECKING:
     from rl_training.envs.checking import EnvReport
@@ -43,10 +43,15 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=160, markup=False)
 
 
+def _text(content: object) -> Text:
+    """A cell of a table, or a line, whose content may come from a file or an environment."""
+    return Text(printable(content))
+
+
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    table = Table(title=_text(title), title_justify="left", box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(_text(column), overflow="fold")
     return table
 
 
@@ -54,7 +59,7 @@ def show_metrics(title: str, metrics: Mapping[str, int | float]) -> None:
     """Two columns: name and value."""
     table = _table(title, "metric", "value")
     for name, value in metrics.items():
-        table.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:.2f}")
+        table.add_row(_text(name), f"{value:,}" if isinstance(value, int) else f"{value:.2f}")
     _console().print(table)
 
 
@@ -71,7 +76,7 @@ def show_result(result: "TrainResult") -> None:
         ("checkpoint", shown_path(result.checkpoint_path)),
         ("learning curve", _draw_curve(context)),
     ):
-        print(f"{label + ':':16}{value}")
+        show_line(f"{label + ':':16}{value}")
 
 
 def _draw_curve(context: RunContext) -> str:
@@ -90,7 +95,7 @@ def show_group(group_dir: Path, record: "GroupRecord") -> None:
     for each in record.seeds:
         shown = "-" if each.final_return is None else f"{each.final_return:.2f}"
         cells = (str(each.seed), each.status, f"{each.global_step:,}", shown, f"{each.wall_seconds:.1f}")
-        table.add_row(*map(Text, [*cells, each.reason or ""]))
+        table.add_row(*map(_text, [*cells, each.reason or ""]))
     _console().print(table)
     returns = [each.final_return for each in record.seeds if each.done and each.final_return is not None]
     lines = {"group": str(group_dir)}
@@ -103,7 +108,7 @@ def show_group(group_dir: Path, record: "GroupRecord") -> None:
     if record.status == "failed":
         lines |= {"logs": str(group_dir / LOGS_FOLDER), "go on with": f"rl-training resume {group_dir}"}
     for label, value in lines.items():
-        print(f"{label + ':':16}{value}")
+        show_line(f"{label + ':':16}{value}")
 
 
 def show_recording(recording: "Recording") -> None:
@@ -114,7 +119,7 @@ def show_recording(recording: "Recording") -> None:
         table.add_row(str(number), str(episode.seed), f"{episode.episode_return:.2f}", f"{episode.length:,}", cut)
     _console().print(table)
     seconds, size = recording.num_frames / recording.fps, recording.path.stat().st_size / 2**20
-    print(
+    show_line(
         f"video: {recording.path} ({recording.num_frames:,} frames, {seconds:.1f} s at {recording.fps:g} per second, "
         f"{size:.1f} MiB)"
     )
@@ -127,16 +132,16 @@ def show_failed_step(failed: "FailedStep") -> None:
     for name, field in failed.step.batch.items():
         values = field.double()
         numbers = [f"{number:.4g}" for number in (values.min(), values.max(), values.mean())]
-        table.add_row(name, str(tuple(field.shape)), *numbers, str(int((~values.isfinite()).sum())))
+        table.add_row(_text(name), str(tuple(field.shape)), *numbers, str(int((~values.isfinite()).sum())))
     _console().print(table)
-    print(failed.message or "taken again, the step is finite: this machine does not repeat the failure")
+    show_line(failed.message or "taken again, the step is finite: this machine does not repeat the failure")
 
 
 def show_plan(resolved: "ResolvedConfig", params: "StrictModel", plan: "TrainingPlan") -> None:
     """Every value with where it came from, then what the run would do."""
     table = _table("Config", "key", "value", "from")
     for path, value in _flat_values(plain_config(resolved.config), params.model_dump(mode="json")):
-        table.add_row(*map(Text, [".".join(path), str(value), resolved.sources.get(path, "default")]))
+        table.add_row(*map(_text, [".".join(path), str(value), resolved.sources.get(path, "default")]))
     console = _console()
     console.print(table)
     counts = {
@@ -169,10 +174,10 @@ def show_runs(directory: Path) -> None:
     for context in find_runs(directory):
         name = str(context.run_dir.relative_to(directory))
         try:
-            table.add_row(*map(Text, [*_run_row(read_metadata(context)), name]))
+            table.add_row(*map(_text, [*_run_row(read_metadata(context)), name]))
         except (RunDirectoryError, TypeError, ValueError):
-            table.add_row(*map(Text, [*"?????", "unreadable", name]))
-    _console().print(table if table.row_count else f"no runs below {directory}")
+            table.add_row(*map(_text, [*"?????", "unreadable", name]))
+    _console().print(table if table.row_count else _text(f"no runs below {directory}"))
 
 
 def _run_row(metadata: dict[str, Any]) -> list[str]:
@@ -198,7 +203,7 @@ def show_receipts(receipts: "Iterable[Receipt]") -> None:
         steps = f"{max(score.env_steps for score in each.scores):,}"
         interval = "-" if each.interval is None else told_interval(each)
         cells = (each.preset, steps, str(len(each.scores)), short(each.iqm), interval, figure)
-        table.add_row(*map(Text, [*cells, ", ".join(map(short, each.returns))]))
+        table.add_row(*map(_text, [*cells, ", ".join(map(short, each.returns))]))
     _console().print(table)
 
 
@@ -211,7 +216,7 @@ def show_comparison(comparison: "Comparison") -> None:
     for name, side in sides.items():
         numbers = map(short, (side.mean, side.median))
         cells = [side.label, side.algo, str(len(side.seeds)), short(side.iqm.value), str(side.iqm.interval), *numbers]
-        table.add_row(*map(Text, [name, *cells]))
+        table.add_row(*map(_text, [name, *cells]))
     console = _console()
     console.print(table)
     by_seed = _table("", "seed", *sides)
@@ -223,7 +228,7 @@ def show_comparison(comparison: "Comparison") -> None:
     console.print(f"a run of B beats a run of A with probability {chance}", soft_wrap=True)
     console.print(f"difference of the means: {short(comparison.mean_difference)}")
     show_notes(comparison.notes)
-    console.print(comparison.sentence, soft_wrap=True)
+    console.print(_text(comparison.sentence), soft_wrap=True)
 
 
 def _scores_of(side: "Side", seed: int) -> str:
@@ -234,7 +239,7 @@ def _scores_of(side: "Side", seed: int) -> str:
 def show_notes(notes: Iterable[str]) -> None:
     """What to know of a result, once each, apart from the result itself."""
     for note in dict.fromkeys(notes):
-        print(f"note: {note}", file=sys.stderr)
+        show_line(f"note: {note}", error=True)
 
 
 def show_env_report(report: "EnvReport") -> None:
@@ -242,7 +247,7 @@ def show_env_report(report: "EnvReport") -> None:
     table = _table(f"Checks of {report.subject.env_id}", "check", "result", "what was found", "what to do")
     for finding in report.findings:
         status = Text(finding.status, style=_STATUS_STYLES[finding.status])
-        table.add_row(Text(finding.check), status, Text(finding.found), Text(finding.remedy))
+        table.add_row(_text(finding.check), status, _text(finding.found), _text(finding.remedy))
     console = _console()
     console.print(table)
     speed = report.steps_per_second
@@ -250,4 +255,4 @@ def show_env_report(report: "EnvReport") -> None:
         ("exact resume", report.exact_resume),
         ("steps per second", "not measured" if speed is None else f"{speed:,.0f}"),
     ):
-        console.print(f"{label + ':':18}{value}", soft_wrap=True)
+        console.print(_text(f"{label + ':':18}{value}"), soft_wrap=True)

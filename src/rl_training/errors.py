@@ -1,9 +1,12 @@
 """Everything this package raises on purpose. Each message says what was given, what is allowed, what to do."""
 
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/?#\s'\"]*@")
 
 
 class RLTrainingError(Exception):
@@ -71,8 +74,13 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 def told(error: BaseException) -> str:
-    """An error in one line, for messages."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    """An error in one line, for messages and files."""
+    return without_credentials(f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def without_credentials(text: str) -> str:
+    """The text without the user names, passwords and tokens that stand before the host of a URL."""
+    return _CREDENTIALS.sub("", text)
 
 
 def exit_told(code: int) -> str:

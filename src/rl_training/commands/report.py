@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from rl_training.commands.options import TrustOption
+from rl_training.terminal import show_line
 from rl_training.trust import guarded_imports
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def report(
     except OSError as error:
         raise RunDirectoryError(f"{output} cannot be written: {error.strerror}") from None
     if isinstance(animation, str) and film:
-        typer.echo(f"note: no film: {animation}", err=True)
+        show_line(f"note: no film: {animation}", error=True)
     typer.echo(f"report: {output} ({len(page.encode()) / 1024:,.0f} KiB)")
     return 0
 

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from rl_training.terminal import show_line
+
 
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="A run directory, or one that holds runs.")],
@@ -51,6 +53,6 @@ def plot(
     show_notes(note for group in groups for note in group.notes)
     if threshold is not None:
         for group in groups:
-            typer.echo(f"{group.label}: {sample_efficiency(group.curves(metric), threshold)}")
+            show_line(f"{group.label}: {sample_efficiency(group.curves(metric), threshold)}")
     typer.echo(f"curves: {output}")
     return 0

@@ -1,11 +1,11 @@
 """`train --seeds` and `resume` of a group: many runs of one config behind one command."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rl_training.errors import ConfigError, TrainingInterrupted
+from rl_training.terminal import show_line
 from rl_training.trust import admit_env_module
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _run(group: "PreparedGroup") -> int:
         result = run_group(group, GroupDisplay())
     except TrainingInterrupted as error:
         show_group(group.group_dir, read_group(group.group_dir))
-        print(error, file=sys.stderr)
+        show_line(error, error=True)
         return 128 + error.signal_number
     show_group(result.group_dir, result.record)
     return 0 if result.record.status == "completed" else 1

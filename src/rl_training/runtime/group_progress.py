@@ -14,6 +14,7 @@ from rl_training.experiment.groups import GroupRecord, SeedRecord, SeedStatus, s
 from rl_training.output import shown_path
 from rl_training.runtime.progress import patient_console
 from rl_training.runtime.types import MetricDict
+from rl_training.terminal import printable
 
 _REDRAW_SECONDS = 0.5
 _LINE_SECONDS = 10.0
@@ -89,7 +90,7 @@ class GroupDisplay:
 
     def say(self, text: str) -> None:
         """One line, above what is redrawn."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     def update(self, seeds: Sequence[SeedProgress]) -> None:
         """Show the newest numbers, if those shown are old."""
@@ -166,7 +167,7 @@ def _cells(progress: SeedProgress) -> list[str]:
         f"{progress.rate:,.0f}" if running else "",
         *("" if value is None else f"{value:.1f}" for value in returns),
         duration_told(progress.left / progress.rate) if running else "",
-        progress.reason or "",
+        printable(progress.reason or ""),
     ]
 
 

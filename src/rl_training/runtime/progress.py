@@ -14,6 +14,7 @@ from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import CollectResult
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
+from rl_training.terminal import printable
 
 _LINE_SECONDS = 5.0
 
@@ -48,14 +49,16 @@ class ProgressDisplay(Callback):
         self._started_step = trainer.global_step
         config = trainer.config
         self._console.print(
-            f"Training {trainer.algorithm} on {config.env_id}, seed {config.seed}, in {shown_path(trainer.run_dir)}",
+            printable(
+                f"Training {trainer.algorithm} on {config.env_id}, seed {config.seed}, in {shown_path(trainer.run_dir)}"
+            ),
             highlight=False,
             markup=False,
             soft_wrap=True,
         )
         notes = [f"{name} {decision}" for name, decision in trainer.decisions.items()]
         for note in [*notes, str(trainer.resumed)] if trainer.resumed is not None else notes:
-            self._console.print(note, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(printable(note), highlight=False, markup=False, soft_wrap=True)
         if self._console.is_terminal:
             self._bar = Progress(
                 BarColumn(bar_width=12, table_column=Column(min_width=12)),

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from rl_training import __version__
 from rl_training.cores import cpu_name
 from rl_training.envs.factory import env_packages
-from rl_training.errors import CheckpointError, ConfigError, RunDirectoryError
+from rl_training.errors import CheckpointError, ConfigError, RunDirectoryError, without_credentials
 from rl_training.experiment.checkpointing import CheckpointState, drop_newer, save_run_checkpoint
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.files import sync_directory
@@ -45,6 +46,8 @@ from rl_training.memory import keep_freed_memory
 from rl_training.provenance import package_versions
 from rl_training.runtime.saved import ResumeNote
 from rl_training.runtime.types import MetricDict
+
+_PLAIN_GIT_KEYS = r"^(core\.(filemode|autocrlf|eol|symlinks|ignorecase)|extensions\.objectformat)$"
 
 
 @dataclass
@@ -279,7 +282,7 @@ def _describe_run(context: RunContext, config: TrainConfig) -> dict[str, Any]:
 def describe_origin(env_id: str) -> dict[str, Any]:
     """By which command, with which versions and where something was started."""
     return {
-        "command": sys.argv,
+        "command": [without_credentials(argument) for argument in sys.argv],
         "versions": dict(versions(env_id)),
         "git_commit": _git_commit(),
         "host": {
@@ -293,13 +296,45 @@ def describe_origin(env_id: str) -> dict[str, Any]:
 
 
 def _git_commit() -> str | None:
-    """The commit of the directory the run was started from, marked when it has changes."""
+    """The commit of the directory the run was started from, marked when its files have changes.
+
+    A repository's own config may name programs: file monitors, filters, hooks, helpers that fetch. So git compares the
+    files with a config, a copy of the index and a commit that lie elsewhere.
+    """
     try:
-        command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
+        names = ("--show-toplevel", "--absolute-git-dir", "--git-path", "objects", "--verify", "HEAD")
+        top, git_dir, objects, commit = _git("rev-parse", *names).splitlines()
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("objects", "refs"):
+                Path(folder, name).mkdir()
+            Path(folder, "HEAD").write_text(f"{commit}\n")
+            Path(folder, "config").write_text(_plain_git_config())
+            shutil.copy2(Path(git_dir, "index"), Path(folder, "index"))  # its time tells which files to compare
+            places = {"GIT_DIR": folder, "GIT_WORK_TREE": top, "GIT_INDEX_FILE": f"{folder}/index"}
+            places["GIT_OBJECT_DIRECTORY"] = str(Path(objects).absolute())
+            compare = ("diff-index", "--name-only", "--ignore-submodules", "HEAD")
+            _git("update-index", "-q", "--refresh", "--ignore-submodules", check=False, **places)
+            return f"{commit}-dirty" if _git(*compare, **places) else commit
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip()
+
+
+def _plain_git_config() -> str:
+    """The settings of the repository that decide how files are compared, and that name no program."""
+    text = "[core]\nrepositoryformatversion = 1\n"
+    for line in _git("config", "--get-regexp", _PLAIN_GIT_KEYS, check=False).splitlines():
+        key, _, value = line.partition(" ")
+        section, _, name = key.partition(".")
+        if value.isalnum():
+            text += f"[{section}]\n{name} = {value}\n"
+    return text
+
+
+def _git(*arguments: str, check: bool = True, **variables: str) -> str:
+    command = ["git", *arguments]
+    environment = {**os.environ, **variables}
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=check, env=environment)
+    return answer.stdout
 
 
 def now() -> str:

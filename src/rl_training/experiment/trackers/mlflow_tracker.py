@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rl_training.errors import without_credentials
 from rl_training.experiment.config import plain_config
 from rl_training.experiment.trackers.base import Metrics, Outcome, TrackedRun
 from rl_training.experiment.trackers.ledger import Ledger, open_ledger
@@ -52,13 +53,14 @@ def open_mlflow(run: TrackedRun) -> MlflowTracker:
     beside = run.context.run_dir.resolve().parent / "mlruns"
     uri = run.config.tracker_options.mlflow_tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or beside.as_uri()
     client = MlflowClient(tracking_uri=uri)
-    ledger = open_ledger(run.context, "mlflow", home=uri)
+    home = without_credentials(uri).partition("?")[0]  # the file that it goes to is not private
+    ledger = open_ledger(run.context, "mlflow", home=home)
     if ledger.run_id is not None:
         try:
             client.update_run(ledger.run_id, status="RUNNING")
             return MlflowTracker(client, ledger)
         except MlflowException:  # removed there: begin anew
-            ledger = Ledger(ledger.path, uri)
+            ledger = Ledger(ledger.path, home)
     with _alone(beside.parent):
         experiment_id = _experiment_id(client, run)
     ledger.run_id = _create_run(client, experiment_id, run)
