@@ -108,11 +108,11 @@ def test_nor_does_any_process_of_a_group(workplace: Path, run: Run) -> None:
         workplace, env_id="CartPole-v1", vectorization="async", num_envs=2, envs_per_worker=1, compile="on"
     )
     hijacked = plant_modules(workplace, everything())
-    answer = run("train", "--config", str(config), "--seeds", "1-2", "--output-dir", "out")
+    answer = run("train", "--config", str(config), "--seeds", "1-2", "--output-dir", "out", CXX=str(workplace / "none"))
     assert not hijacked.exists(), hijacked.read_text()
     assert answer.returncode == 0, answer.stderr
     logs = "".join(path.read_text() for path in workplace.glob("out/*/logs/*.log"))
-    assert "compiling failed (" not in logs.replace("compiling failed (InvalidCxxCompiler", "")
+    assert "InvalidCxxCompiler" in logs  # the process that compiles has come as far as it can
 
 
 def test_no_plugin_of_the_working_directory_is_loaded(workplace: Path, run: Run) -> None:
@@ -183,13 +183,10 @@ def test_nor_is_one_that_a_run_or_a_group_names(workplace: Path, marker: Path, r
         ["eval", "--checkpoint", run_dir],
         ["record", run_dir],
         ["resume", run_dir, "--total-timesteps", "256"],
-        ["resume", run_dir, "--verify"],
         ["resume", group_dir],
     ]
     for command in commands:
-        source = command[2] if command[0] == "eval" else command[1]
-        if command[-1] == "--verify":
-            source = run_dir
+        source = group_dir if group_dir in command else run_dir
         untrusted(run(*command, **elsewhere), source, workplace)
     answer = run("report", run_dir, **elsewhere)
     assert answer.returncode == 0
