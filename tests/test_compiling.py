@@ -187,7 +187,12 @@ def test_a_package_that_others_may_have_written_is_never_loaded(
     spoil: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[Path] = []
-    monkeypatch.setattr(step_packages, "_load", lambda path: loaded.append(path) or object())
+
+    def load(path: Path) -> object:
+        loaded.append(path)
+        return object()
+
+    monkeypatch.setattr(step_packages, "_load", load)
     package = tmp_path / "key.pt2"
     package.touch(mode=0o600)
     assert step_packages._load_kept(package) is not None

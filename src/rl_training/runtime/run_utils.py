@@ -313,8 +313,8 @@ def _git_commit() -> str | None:
             places = {"GIT_DIR": folder, "GIT_WORK_TREE": top, "GIT_INDEX_FILE": f"{folder}/index"}
             places["GIT_OBJECT_DIRECTORY"] = str(Path(objects).absolute())
             compare = ("diff-index", "--name-only", "--ignore-submodules", "HEAD")
-            _git("update-index", "-q", "--refresh", "--ignore-submodules", check=False, **places)
-            return f"{commit}-dirty" if _git(*compare, **places) else commit
+            _git("update-index", "-q", "--refresh", "--ignore-submodules", places=places, check=False)
+            return f"{commit}-dirty" if _git(*compare, places=places) else commit
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
@@ -330,9 +330,9 @@ def _plain_git_config() -> str:
     return text
 
 
-def _git(*arguments: str, check: bool = True, **variables: str) -> str:
+def _git(*arguments: str, places: dict[str, str] | None = None, check: bool = True) -> str:
     command = ["git", *arguments]
-    environment = {**os.environ, **variables}
+    environment = {**os.environ, **(places or {})}
     answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=check, env=environment)
     return answer.stdout
 
