@@ -79,7 +79,7 @@ def read_payload(path: Path) -> bytes:
 def _check_archive(content: bytes) -> None:
     """Refuse an archive that `torch.save` would not write: compressed, with entries that overlap, with other names."""
     if not content.startswith(b"PK\x03\x04"):
-        raise pickle.UnpicklingError("it is no archive of torch.save")
+        raise ValueError("it is no archive of torch.save")
     if content.count(b"PK\x01\x02") > _MOST_ENTRIES:
         raise ValueError(f"the archive has more than {_MOST_ENTRIES:,} entries")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
