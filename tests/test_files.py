@@ -59,7 +59,7 @@ def test_writing_replaces_a_link_and_not_its_target(tmp_path: Path) -> None:
     victim.write_text("mine")
     path.symlink_to(victim)
     write_text(path, "new")
-    assert (victim.read_text(), read_bytes(path)) == ("mine", b"new")
+    assert (victim.read_text(), read_bytes(path, limit=100)) == ("mine", b"new")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "victim"]
 
 
