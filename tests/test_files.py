@@ -97,7 +97,7 @@ def test_what_is_set_aside_gets_a_free_name(tmp_path: Path) -> None:
     (tmp_path / "log.damaged-1").symlink_to(tmp_path / "nothing")
     (tmp_path / "log").write_text("text")
     assert keep_copy(tmp_path / "log", "damaged").name == "log.damaged-2"
-    assert read_bytes(tmp_path / "log") == read_bytes(tmp_path / "log.damaged-2") == b"text"
+    assert (tmp_path / "log").read_bytes() == (tmp_path / "log.damaged-2").read_bytes() == b"text"
 
 
 def test_a_folder_may_not_be_a_link(tmp_path: Path) -> None:

@@ -315,6 +315,14 @@ def test_a_line_without_an_env_step_is_left_out_and_the_later_ones_stay(line: st
     assert steps(context) == [10, 20]
 
 
+def test_metadata_is_json_whatever_the_numbers(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    update_metadata(context, best_return=float("nan"), metrics={"best": float("inf"), "steps": [1, float("-inf")]})
+    text = context.metadata_path.read_text()
+    values = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert values == {"best_return": None, "metrics": {"best": None, "steps": [1, None]}}
+
+
 def test_metadata_changes_keep_the_rest(tmp_path: Path) -> None:
     context = context_of(tmp_path)
     update_metadata(context, a=1, b=2)

@@ -15,6 +15,7 @@ from rl_training.experiment.files import check_folder, check_regular, read_json,
 from rl_training.experiment.runs import (
     CONFIG_FILE,
     context_of,
+    json_text,
     make_directory,
     read_metadata,
     run_name,
@@ -159,7 +160,7 @@ def _without_seed(config: TrainConfig) -> dict[str, Any]:
 def write_group(group_dir: Path, record: GroupRecord) -> None:
     """Replace `group.json`."""
     content = {"format": _FORMAT, **record.model_dump(mode="json")}
-    write_text(group_dir / GROUP_FILE, json.dumps(content, indent=2) + "\n")
+    write_text(group_dir / GROUP_FILE, json_text(content) + "\n")
 
 
 def read_group(group_dir: Path) -> GroupRecord:

@@ -79,7 +79,7 @@ class RunLogger:
     def log_metrics(self, metrics: dict[str, int | float], step: int) -> None:
         """Write one line; the trackers get the same numbers under the same names."""
         at = round(time.time(), 3)
-        self._metrics.write(json.dumps({"step": step, "time": at, **finite(metrics)}))
+        self._metrics.write(json.dumps({"step": step, "time": at, **finite(metrics)}, allow_nan=False))
         for tracker in self._trackers:
             tracker.log(metrics, step, at)
 

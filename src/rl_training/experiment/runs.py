@@ -1,6 +1,7 @@
 """Run directories: their names, their creation, and what `metadata.json` says about a run."""
 
 import json
+import math
 import os
 import re
 import secrets
@@ -192,13 +193,26 @@ def mend_metadata(context: RunContext, known: dict[str, Any]) -> None:
         reason = str(error)
     aside = set_aside(context.metadata_path, "damaged")
     warnings.warn(f"{reason}; set aside as {aside.name} and written anew from the checkpoint", stacklevel=2)
-    write_text(context.metadata_path, json.dumps(known, indent=2) + "\n")
+    write_text(context.metadata_path, json_text(known) + "\n")
 
 
 def update_metadata(context: RunContext, **changes: Any) -> None:
     """Change some entries of `metadata.json`, creating it if needed."""
     values = read_metadata(context) if os.path.lexists(context.metadata_path) else {}
-    write_text(context.metadata_path, json.dumps({**values, **changes}, indent=2) + "\n")
+    write_text(context.metadata_path, json_text({**values, **changes}) + "\n")
+
+
+def json_text(values: dict[str, Any]) -> str:
+    """The values as JSON, which has no word for NaN or infinity: what is no finite number is null."""
+    return json.dumps(_finite(values), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_metrics(context: RunContext) -> list[dict[str, Any]]:
@@ -265,7 +279,7 @@ def truncate_logs(context: RunContext, step: int) -> None:
                 f"{path} has damaged lines, which are left out; the file is kept as {copy.name}", stacklevel=2
             )
         kept = [row for row in log.rows if row["step"] <= step]
-        write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+        write_text(path, "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in kept))
 
 
 def find_runs(root: Path) -> Iterator[RunContext]:
