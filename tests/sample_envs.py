@@ -1,8 +1,11 @@
 """Environments that tests of several rooms use; importing this registers them with Gymnasium."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -267,6 +270,88 @@ class SlowEnv(StepEnv):
         return super().step(action)
 
 
+class FaultyEnv(gymnasium.Env[Any, Any]):
+    """A random walk with one fault, at step `at` of the `episode`th episode of an env (0 is its reset).
+
+    The fault happens once: the first env that comes there removes the file `armed`. Without that file there is none.
+    """
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def __init__(self, fault: str, armed: str, at: int, episode: int = 1, limit: int = 20) -> None:
+        self.fault, self.armed, self.at, self.episode, self.limit = fault, Path(armed), at, episode, limit
+        self.episodes = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.steps, self.episodes, self.walk = 0, self.episodes + 1, self.np_random.normal(size=2)
+        return self.shown(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        self.walk = self.walk + self.np_random.normal(size=2) + 0.1 * action
+        shown = self.shown()
+        reward = float("nan") if self.fault == "nan reward" and shown is None else float(self.walk[0])
+        return self.walk.astype(np.float32) if shown is None else shown, reward, False, self.steps >= self.limit, {}
+
+    def shown(self) -> Any:
+        """The walk; what is wrong with it instead, or none for a fault that shows elsewhere, when it is time."""
+        if (self.steps, self.episodes) == (self.at, self.episode) and self.armed.exists():
+            self.armed.unlink()
+            wrong = {
+                "nan": np.array([0.0, np.nan], np.float32),
+                "shape": np.zeros(3, np.float32),
+                "dtype": np.zeros(2, "c8"),
+            }
+            if self.fault in wrong:
+                return wrong[self.fault]
+            if self.fault == "nan reward":
+                return None
+            misbehave(self.fault)
+        return self.walk.astype(np.float32)
+
+
+def misbehave(fault: str) -> None:
+    """Do what an env should not do."""
+    if fault == "raise":
+        raise RuntimeError("lost its simulator")
+    if fault == "sys.exit":
+        sys.exit(0)
+    if fault == "os._exit":
+        os._exit(0)
+    if fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "fork":
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0) == (child, 0)
+    hang(fault)
+
+
+def hang(fault: str) -> None:
+    """Come back never, or too late."""
+    if fault == "sleep":
+        time.sleep(600.0)
+    if fault == "lock":
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    while fault == "swallow":
+        try:
+            time.sleep(600.0)
+        except Exception:
+            continue
+    while fault == "loop":
+        pass
+    if fault == "C code":  # a mutex that is locked twice; no signal ends that
+        mutex, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+        library.pthread_mutex_lock(mutex)
+        library.pthread_mutex_lock(mutex)
+
+
+gymnasium.register("tests/Faulty-v0", f"{__name__}:FaultyEnv")
 gymnasium.register("tests/Slow-v0", f"{__name__}:SlowEnv")
 gymnasium.register("tests/Signalling-v0", f"{__name__}:SignallingEnv")
 gymnasium.register("tests/Breaking-v0", f"{__name__}:BreakingEnv")

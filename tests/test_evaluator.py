@@ -6,7 +6,8 @@ import sample_envs  # noqa: F401  (registers the envs)
 from conftest import MakeConfig
 
 from rl_training.envs.factory import make_env, make_vector_env
-from rl_training.runtime.evaluator import Evaluator, play_episodes
+from rl_training.envs.guard import EnvCalls
+from rl_training.runtime.evaluator import EpisodePlayer, Evaluator
 
 
 class AlwaysOne:
@@ -43,7 +44,7 @@ def test_statistics_are_over_whole_raw_episodes_with_the_likeliest_actions(make_
 def test_long_and_short_episodes_count_alike(make_config: MakeConfig) -> None:
     lengths = [2, 9]
     envs = [make_env(make_config(env_id="tests/Counting-v0", env_kwargs={"limit": limit}), 0) for limit in lengths]
-    finished = play_episodes(AlwaysOne(), envs, [1, 2], interrupted=lambda: False)
+    finished = EpisodePlayer(envs, EnvCalls(), "evaluation").play(AlwaysOne(), [1, 2], lambda: False)
     assert sorted(episode.length for episode in finished) == [2, 9]
 
 

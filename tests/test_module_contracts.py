@@ -30,7 +30,7 @@ LAYERS = [
     ["experiment.trackers", "experiment.logging", "results"],
     ["envs", "policies", "data"],
     ["algorithms"],
-    [f"runtime.{name}" for name in ("types", "plan", "collector", "evaluator", "saved", "timing", "video")],
+    [f"runtime.{name}" for name in ("types", "plan", "collector", "evaluator", "saved", "timing", "video", "watchdog")],
     [f"runtime.{name}" for name in ("trainer", "callbacks", "progress", "group_progress")],
     ["runtime.run_utils"],
     ["runtime.exactness"],

@@ -1,5 +1,6 @@
 """Numbers that are not finite stop a run before they reach the weights, and what was refused can be looked at."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ ALGORITHMS = ["ppo", "dqn", "sac"]
 
 
 class OddEnv(gymnasium.Env[Any, Any]):
-    """Gives `value` as reward, or as the second number of its observation, with its 11th step."""
+    """Gives `value` as reward, or as the second number of its observation, with every 11th step."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
-    def __init__(self, value: float, where: str, continuous: bool = False) -> None:
-        self.value, self.where = value, where
+    def __init__(self, value: float, where: str, continuous: bool = False, limit: int = 10**6) -> None:
+        self.value, self.where, self.limit = value, where, limit
         self.action_space: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (1,)) if continuous else spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -38,12 +39,12 @@ class OddEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
         obs, reward = np.full(2, self.steps, np.float32), 1.0
-        if self.steps == 11:
+        if self.steps % 11 == 0:
             if self.where == "reward":
                 reward = self.value
             else:
                 obs[1] = self.value
-        return obs, reward, False, False, {}
+        return obs, reward, False, self.steps >= self.limit, {}
 
 
 gymnasium.register("tests/Odd-v0", f"{__name__}:OddEnv")
@@ -79,6 +80,46 @@ def test_a_first_observation_that_is_no_number_is_named(make_config: MakeConfig,
     place = r"env 0, episode 0 \(seed \d+\), reset: component \[1\] of the observation is nan"
     with pytest.raises(EnvironmentStepError, match=place):
         train(config)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(("where", "named"), [("reward", "the reward is"), ("obs", r"component \[1\] of the obs")])
+def test_no_number_in_the_first_evaluation_is_refused_as_in_training(
+    make_config: MakeConfig, where: str, named: str, vectorization: str
+) -> None:
+    config = make_config(
+        env_id="tests/Odd-v0",
+        env_kwargs={"value": float("nan"), "where": where},
+        vectorization=vectorization,
+        num_envs=8,
+        algo_kwargs={"num_steps": 8},
+    )
+    place = rf"evaluation at step 64, env 0, episode 0 \(seed \d+\), step 11 with action [01]: {named}.*nan"
+    with pytest.raises(EnvironmentStepError, match=place):
+        train(config)
+    context = context_of(only_run(config))
+    assert read_strictly(context.metadata_path.read_text())["best_return"] is None
+    saved = load_checkpoint(find_checkpoint(context.run_dir))
+    assert saved.trainer_state["best_return"] is None
+    assert saved.trainer_state["due"] == ["evaluate"]
+
+
+def read_strictly(text: str) -> Any:
+    """The JSON value; Python's own words for NaN and infinity are refused."""
+    return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+def test_an_infinite_return_is_never_the_best_one_and_no_file_holds_it(make_config: MakeConfig) -> None:
+    kwargs = {"value": 1.7e308, "where": "reward", "limit": 22}  # twice in an episode
+    result = train(make_config(env_id="tests/Odd-v0", env_kwargs=kwargs, algo="dqn", total_timesteps=32))
+    assert result.metrics["eval_return_mean"] == float("inf")
+    context = context_of(result.run_dir)
+    metadata = read_strictly(context.metadata_path.read_text())
+    assert metadata["best_return"] is None
+    assert metadata["metrics"]["eval_return_mean"] is None
+    for line in context.metrics_path.read_text().splitlines():
+        read_strictly(line)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")

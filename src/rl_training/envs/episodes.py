@@ -48,7 +48,7 @@ class EpisodeTracker:
         stays_out_of_step = self.out_of_step and not mask.all()
         self.out_of_step = True
         result = vector_reset(mask, seeds, options or None)
-        _check_finite(result[0], lambda index: self.locate_reset(index, seeds[index]))
+        check_finite(result[0], lambda index: self.locate_reset(index, seeds[index]))
         self.out_of_step = stays_out_of_step
         self.seeds = [new if starts else old for new, old, starts in zip(seeds, self.seeds, mask, strict=True)]
         self.episode_numbers[mask] += 1
@@ -132,19 +132,20 @@ class EpisodeTracker:
 
     def locate(self, index: int, action: Any = None) -> str:
         """Which step an env is taking, for messages."""
-        place = (
-            f"env {index}, episode {self.episode_numbers[index]} (seed {self.seeds[index]}), "
-            f"step {self.lengths[index] + 1}"
-        )
-        return place if action is None else f"{place} with action {np.asarray(action).tolist()}"
+        episode, seed = self.episode_numbers[index], self.seeds[index]
+        return step_place(index, episode, seed, step=self.lengths[index] + 1, action=action)
 
     def locate_reset(self, index: int, seed: int | None) -> str:
         """Which episode an env is about to begin, for messages."""
-        return f"env {index}, episode {self.episode_numbers[index] + 1} (seed {seed}), reset"
+        return reset_place(index, self.episode_numbers[index] + 1, seed)
+
+    def locate_restore(self, index: int) -> str:
+        """Which episode an env is brought back to, for messages."""
+        return f"env {index}, restore of episode {self.episode_numbers[index]}"
 
     def check_numbers(self, obs: Any, actions: Array, rewards: FloatArray) -> None:
         """Refuse observations or rewards that are no finite numbers, before anything learns from them."""
-        _check_finite(obs, lambda index: self.locate(index, actions[index]))
+        check_finite(obs, lambda index: self.locate(index, actions[index]))
         if not _all_finite(rewards):
             index = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise EnvironmentStepError(f"{self.locate(index, actions[index])}: the reward is {rewards[index]}")
@@ -180,12 +181,24 @@ class EpisodeTracker:
         self._history = _merge_actions([None if one is None else one.numpy() for one in state["actions"]])
 
 
+def step_place(index: int, episode: int, seed: int | None, *, step: int, action: Any = None) -> str:
+    """Describe the step that an env is taking, for messages."""
+    place = f"env {index}, episode {episode} (seed {seed}), step {step}"
+    return place if action is None else f"{place} with action {np.asarray(action).tolist()}"
+
+
+def reset_place(index: int, episode: int, seed: int | None) -> str:
+    """Describe the episode that an env is about to begin, for messages."""
+    return f"env {index}, episode {episode} (seed {seed}), reset"
+
+
 def _all_finite(values: Array) -> bool:
     """A sum of squares shows it in a third of the time; one that overflows asks for a closer look."""
     return math.isfinite(np.vdot(values, values)) or bool(np.isfinite(values).all())
 
 
-def _check_finite(obs: Any, locate: Callable[[int], str]) -> None:
+def check_finite(obs: Any, locate: Callable[[int], str]) -> None:
+    """Refuse observations [env, ...] that are no finite numbers; `locate` says where one came from, given its index."""
     if not (isinstance(obs, np.ndarray) and obs.dtype.kind == "f") or _all_finite(obs):
         return
     index, *component = np.argwhere(~np.isfinite(obs))[0].tolist()

@@ -26,6 +26,7 @@ from rl_training.memory import check_memory
 from rl_training.trust import admit_env_module
 
 _SURELY_FIT = 64  # so many copies are built without being measured first
+_WORKER_STEP_TIMEOUT = 5.0  # seconds; a worker process that is only slow is started again at little cost
 _WORKER_BYTES = 30 * 2**20  # an interpreter with NumPy and Gymnasium
 
 # Which extra of this package brings the simulator that an environment's module needs.
@@ -72,7 +73,7 @@ def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
             [env_fn] * config.num_envs,
             config.seed,
             envs_per_worker=config.envs_per_worker,
-            step_timeout=config.step_timeout,
+            step_timeout=config.step_timeout or _WORKER_STEP_TIMEOUT,
             max_restarts=config.env_restarts,
         )
     except (TypeError, ValueError, Error) as error:  # spaces that have no place in shared memory
@@ -113,7 +114,7 @@ def make_single_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
         raise EnvironmentSetupError(f"{env_id}: {_first_line(error)}") from None
     except (TypeError, Error) as error:
         raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {_first_line(error)}") from error
-    except Exception as error:  # the env's own constructor may raise anything
+    except (Exception, SystemExit) as error:  # the env's own constructor may raise anything
         reason = f"{type(error).__name__}: {_first_line(error)}"
         raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {reason}") from error
 
@@ -138,7 +139,7 @@ def env_packages(env_id: str) -> set[str]:
     return {name for name in packages if name in sys.modules and name not in sys.stdlib_module_names}
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 

@@ -16,8 +16,9 @@ from gymnasium.utils import seeding
 
 from rl_training.envs.common import EnvFactory, Restoration, StepResult, finish_restore, finish_step
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds
+from rl_training.envs.guard import ENV_FAILURES, STEP_PATIENCE, EnvCalls
 from rl_training.envs.restore import restore_env
-from rl_training.errors import EnvironmentSetupError, EnvironmentStepError, told
+from rl_training.errors import EnvironmentSetupError
 
 _START_BOUND = 0.05  # of every component of a new episode's state
 
@@ -54,6 +55,7 @@ class NativeEpisodeVectorEnv:
         self.single_observation_space = self._env.single_observation_space
         self.single_action_space = self._env.single_action_space
         self.tracker = EpisodeTracker(num_envs, run_seed)
+        self.calls = EnvCalls()
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start the next episode of every env that `options["reset_mask"]` names, or of all."""
@@ -73,10 +75,14 @@ class NativeEpisodeVectorEnv:
     def step(self, actions: Any) -> StepResult:
         """Step all envs. At an episode's end the observation is that episode's true last one."""
         taken = self.tracker.begin_step(actions)
+        self.calls.begin(lambda index: self.tracker.locate(index, taken[index]))
         try:
             obs, rewards, terminated, truncated, infos = self._env.step(taken)
-        except Exception as error:
-            raise EnvironmentStepError(f"{self.tracker.locate(0, taken[0])}: {told(error)}") from error
+        except ENV_FAILURES as failure:
+            raise self.calls.error(failure) from failure
+        finally:
+            self.calls.end()
+        self.calls.patience = STEP_PATIENCE
         self._env.prev_done[:] = False  # nothing is reset but by `reset`
         return finish_step(self.tracker, taken, (obs, rewards.astype(np.float64), terminated, truncated, infos))
 
@@ -90,7 +96,9 @@ class NativeEpisodeVectorEnv:
         failures: dict[int, str] = {}
         with closing(self._env_fn()) as env:
             for index in np.flatnonzero(~self.tracker.ended).tolist():
-                restored = restore_env(env, self.tracker.running(index), last_obs[index])
+                episode = self.tracker.running(index)
+                with self.calls.slow(self.tracker.locate_restore, index, episode.length):
+                    restored = restore_env(env, episode, last_obs[index])
                 if restored.failure:
                     failures[index] = restored.failure
                     continue

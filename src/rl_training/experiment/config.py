@@ -125,8 +125,12 @@ class TrainConfig(StrictModel):
     """
     envs_per_worker: PositiveInt = 1
     """Of `async`: how many envs share a process."""
-    step_timeout: Annotated[Float, Field(gt=0.0)] = 5.0
-    """Seconds without an answer after which a worker process counts as hung; resets get twelve times as long."""
+    step_timeout: Annotated[Float, Field(gt=0.0)] | None = None
+    """Seconds after which a step counts as hung; resets, and an env's first step, get twelve times as long.
+
+    A worker process that hangs is started again. An env that hangs in this process, in training or in an evaluation,
+    ends the run, which is saved first. So 5 seconds count in worker processes and 60 in this one, if none are given.
+    """
     env_restarts: Annotated[Int, Field(ge=0)] = 3
     """How often in a row a worker process is started again, and its envs brought back, before the run ends."""
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"

@@ -1,6 +1,5 @@
 """Groups: many seeds of one config in one directory, which seeds those are, and what `group.json` says of each."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

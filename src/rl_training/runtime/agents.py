@@ -17,6 +17,7 @@ from rl_training.policies.base import Array
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.run_utils import limited_threads, refusing_misfits
 from rl_training.runtime.types import MetricDict
+from rl_training.runtime.watchdog import Watchdog
 
 BuildLearner = Callable[[TrainConfig, spaces.Space[Any], spaces.Space[Any]], Learner]
 
@@ -49,7 +50,11 @@ def build_agent(build_learner: BuildLearner, config: TrainConfig, state: Checkpo
 
 def evaluate_agent(agent: Agent, num_episodes: int) -> MetricDict:
     """Play whole episodes with the likeliest actions, on the seeds that training would use at this step."""
-    with limited_threads(agent.config.num_threads), closing(Evaluator(agent.config)) as evaluator:
+    with (
+        limited_threads(agent.config.num_threads),
+        closing(Evaluator(agent.config)) as evaluator,
+        Watchdog(agent.config, [evaluator.calls]),
+    ):
         return evaluator.evaluate(agent.learner.policy, num_episodes, agent.step).metrics
 
 

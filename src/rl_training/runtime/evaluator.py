@@ -1,21 +1,34 @@
 """Evaluation on envs and seeds of its own: it never touches a training stream."""
 
+import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_training.envs.factory import make_env
+from rl_training.envs.common import batch_obs
+from rl_training.envs.episodes import check_finite, reset_place, step_place
+from rl_training.envs.factory import make_single_env
+from rl_training.envs.guard import ENV_FAILURES, RESET_PATIENCE, STEP_PATIENCE, EnvCalls
 from rl_training.envs.vector import AnyEnv
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, EnvironmentStepError
 from rl_training.experiment.config import TrainConfig
 from rl_training.policies.base import Policy
-from rl_training.runtime.collector import Episode
 from rl_training.runtime.types import MetricDict
 from rl_training.streams import derive_seed
 
 MAX_ENVS = 16  # more would only cost memory: the policy's batch is already cheap
+
+
+class PlayedEpisode(NamedTuple):
+    """An episode that was played to its end, or cut; the return is raw."""
+
+    seed: int
+    episode_return: float
+    length: int
+    cut: bool
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,7 @@ class Evaluator:
     """Plays episodes side by side, on envs that it keeps for the next time."""
 
     def __init__(self, config: TrainConfig) -> None:
+        self.calls = EnvCalls()
         self._config = config
         self._envs: list[AnyEnv] = []
 
@@ -41,9 +55,10 @@ class Evaluator:
         An interruption ends it at once, with the episodes finished so far and no metrics.
         """
         check_num_episodes(num_episodes)
-        while len(self._envs) < min(num_episodes, MAX_ENVS):
-            self._envs.append(make_env(self._config, len(self._envs)))
-        finished = play_episodes(policy, self._envs, evaluation_seeds(self._config, step, num_episodes), interrupted)
+        name = f"evaluation at step {step}"
+        self._make_envs(min(num_episodes, MAX_ENVS), name)
+        player = EpisodePlayer(self._envs, self.calls, name)
+        finished = player.play(policy, evaluation_seeds(self._config, step, num_episodes), interrupted)
         if len(finished) < num_episodes:
             return EvalResult(len(finished), {})
         returns = [episode.episode_return for episode in finished]
@@ -57,10 +72,16 @@ class Evaluator:
         }
         return EvalResult(num_episodes, metrics)
 
+    def _make_envs(self, count: int, name: str) -> None:
+        for index in range(len(self._envs), count):
+            with self.calls.slow(f"{name}, env {{}}, start".format, index):
+                self._envs.append(make_single_env(self._config.env_id, self._config.env_kwargs))
+
     def close(self) -> None:
         """Close the envs; the evaluator may be used again."""
         while self._envs:
-            self._envs.pop().close()
+            with self.calls.slow("evaluation, env {}, close".format, len(self._envs) - 1):
+                self._envs.pop().close()
 
 
 def evaluation_seeds(config: TrainConfig, step: int, num_episodes: int) -> list[int]:
@@ -74,23 +95,89 @@ def check_num_episodes(num_episodes: int) -> None:
         raise ConfigError(f"num_episodes={num_episodes}: at least 1 is needed")
 
 
-def play_episodes(
-    policy: Policy, envs: Sequence[AnyEnv], seeds: Sequence[int], interrupted: Callable[[], bool]
-) -> list[Episode]:
-    """One whole episode per seed, each counted, so that short ones are not favoured; fewer when interrupted."""
-    waiting = list(reversed(seeds))
-    finished: list[Episode] = []
-    playing = [(env, env.reset(seed=waiting.pop())[0]) for env in envs[: len(seeds)]]
-    while playing and not interrupted():
-        actions = policy.predict(np.stack([np.asarray(obs) for _, obs in playing]), deterministic=True)
-        still_playing: list[tuple[AnyEnv, Any]] = []
-        for (env, _), action in zip(playing, actions, strict=True):
-            obs, _, terminated, truncated, info = env.step(action)
-            if terminated or truncated:
-                finished.append(Episode(float(info["episode"]["r"]), int(info["episode"]["l"])))
-                if not waiting:
-                    continue
-                obs, _ = env.reset(seed=waiting.pop())
-            still_playing.append((env, obs))
-        playing = still_playing
-    return finished
+@dataclass
+class _Seat:
+    """One env and the episode that it is playing."""
+
+    env: AnyEnv
+    index: int
+    name: str
+    """What the episode is played for, for messages."""
+    obs: Any = None
+    number: int = -1
+    seed: int = 0
+    episode_return: float = 0.0
+    length: int = 0
+    """Counts the step that is being taken."""
+    action: Any = None
+
+    def place(self, _: int = 0) -> str:
+        """Describe the newest call, for messages."""
+        if self.length == 0:
+            return f"{self.name}, {reset_place(self.index, self.number, self.seed)}"
+        step = step_place(self.index, self.number, self.seed, step=self.length, action=self.action)
+        return f"{self.name}, {step}"
+
+
+class EpisodePlayer:
+    """Plays episodes in several envs side by side; what an env does wrong is refused as in training."""
+
+    def __init__(self, envs: Sequence[AnyEnv], calls: EnvCalls, name: str, max_steps: int = 0) -> None:
+        self._seats = [_Seat(env, index, name) for index, env in enumerate(envs)]
+        self._calls = calls
+        self._max_steps = max_steps
+
+    def play(self, policy: Policy, seeds: Sequence[int], interrupted: Callable[[], bool]) -> list[PlayedEpisode]:
+        """One episode per seed, each counted, so that short ones are not favoured; fewer when interrupted."""
+        waiting = deque(enumerate(seeds))
+        finished: list[PlayedEpisode] = []
+        playing = self._seats[: len(seeds)]
+        for seat in playing:
+            self._reset(seat, *waiting.popleft())
+        while playing and not interrupted():
+            actions = policy.predict(self._observe(playing), deterministic=True)
+            still_playing = []
+            for seat, action in zip(playing, actions, strict=True):
+                ended = self._step(seat, action)
+                if ended or seat.length == self._max_steps:
+                    self._observe([seat])  # its last observation, which nobody acts on, is checked too
+                    finished.append(PlayedEpisode(seat.seed, float(seat.episode_return), seat.length, cut=not ended))
+                    if not waiting:
+                        continue
+                    self._reset(seat, *waiting.popleft())
+                still_playing.append(seat)
+            playing = still_playing
+        return finished
+
+    def _reset(self, seat: _Seat, number: int, seed: int) -> None:
+        seat.number, seat.seed, seat.episode_return, seat.length = number, seed, 0.0, 0
+        with self._calls.slow(seat.place):
+            seat.obs, _ = seat.env.reset(seed=seed)
+
+    def _step(self, seat: _Seat, action: Any) -> bool:
+        """Whether the episode ended by itself."""
+        seat.action = action
+        seat.length += 1
+        self._calls.patience = RESET_PATIENCE if seat.length == 1 else STEP_PATIENCE
+        self._calls.begin(seat.place)
+        try:
+            seat.obs, reward, terminated, truncated, _ = seat.env.step(action)
+            seat.episode_return += reward  # type: ignore[operator]  # SupportsFloat: a number in every env there is
+            is_number = math.isfinite(reward)
+        except ENV_FAILURES as failure:
+            raise self._calls.error(failure) from failure
+        finally:
+            self._calls.end()
+        if not is_number:
+            raise EnvironmentStepError(f"{seat.place()}: the reward is {reward}")
+        return bool(terminated or truncated)
+
+    def _observe(self, seats: Sequence[_Seat]) -> Any:
+        """What these envs show, [env, ...]."""
+
+        def place(index: int) -> str:
+            return seats[index].place()
+
+        obs = batch_obs(seats[0].env.observation_space, [seat.obs for seat in seats], place)
+        check_finite(obs, place)
+        return obs

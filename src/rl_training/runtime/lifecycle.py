@@ -11,6 +11,7 @@ from types import FrameType
 
 import numpy as np
 
+from rl_training.envs.vector import calls_of
 from rl_training.errors import RLTrainingError, TrainingInterrupted
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
@@ -27,6 +28,7 @@ from rl_training.runtime.run_utils import (
 from rl_training.runtime.saved import ResumeNote, SavedProgress
 from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.watchdog import Watchdog
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _PATIENCE_SECONDS = 4.0  # who sends SIGTERM sends SIGKILL some seconds later
@@ -53,7 +55,14 @@ def run_training(
     config: TrainConfig, parts: TrainingParts, loop: Callable[[TrainingSession], None], options: RunOptions
 ) -> TrainResult:
     """Run `loop` inside a session, from the run directory's creation to the last callback."""
-    session = _open_session(config, parts, options)
+    with Watchdog(config, calls_of(parts.envs)) as watchdog:
+        session = _open_session(config, parts, options)
+        watchdog.watch(session.evaluator.calls)
+        watchdog.rescue = session.rescue
+        return _run_session(session, loop, options)
+
+
+def _run_session(session: TrainingSession, loop: Callable[[TrainingSession], None], options: RunOptions) -> TrainResult:
     session.note_decisions(options.decisions)
     try:
         with _stop_signals(session):

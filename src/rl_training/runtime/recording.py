@@ -12,22 +12,24 @@ from typing import Any
 
 import gymnasium
 
-from rl_training.envs.factory import make_env
+from rl_training.envs.factory import make_single_env
+from rl_training.envs.guard import EnvCalls
 from rl_training.envs.rendering import Pixels, draw, make_rendered_env, prepare_headless, render_fps
 from rl_training.envs.vector import AnyEnv
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.agents import Agent
-from rl_training.runtime.evaluator import MAX_ENVS, check_num_episodes, evaluation_seeds, play_episodes
+from rl_training.runtime.evaluator import MAX_ENVS, EpisodePlayer, check_num_episodes, evaluation_seeds
 from rl_training.runtime.run_utils import limited_threads
 from rl_training.runtime.video import check_video, write_video
+from rl_training.runtime.watchdog import Watchdog
 from rl_training.runtime.workflows import load_agent
 
 _MAX_FPS = 50.0  # what a GIF can show and an eye can see; faster envs are drawn at every n-th step
 
 
 @dataclass(frozen=True)
-class PlayedEpisode:
+class RecordedEpisode:
     """An episode that can be repeated."""
 
     seed: int
@@ -43,63 +45,70 @@ class PlayedEpisode:
 
 
 class _ActionLog(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Notes what was done in every episode, which it cuts after `max_steps`."""
+    """Keeps the actions of every episode, by its seed."""
 
-    def __init__(self, env: AnyEnv, max_steps: int | None) -> None:
+    def __init__(self, env: AnyEnv) -> None:
         super().__init__(env)
-        self.played: list[PlayedEpisode] = []
-        self._max_steps = math.inf if max_steps is None else max_steps
-        self._seed = 0
-        self._actions: list[Any] = []
-        self._return = 0.0
+        self.actions: dict[int, list[Any]] = {}
+        self._newest: list[Any] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin a new episode."""
         assert seed is not None
-        self._seed, self._actions, self._return = seed, [], 0.0
+        self._newest = self.actions[seed] = []
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take the step and note it."""
-        self._actions.append(copy(action))
-        obs, reward, terminated, truncated, info = super().step(action)
-        self._return += float(reward)
-        cut = len(self._actions) >= self._max_steps and not (terminated or truncated)
-        if cut:
-            info = {**info, "episode": {"r": self._return, "l": len(self._actions)}}
-        if cut or terminated or truncated:
-            total = float(info["episode"]["r"])
-            self.played.append(PlayedEpisode(self._seed, tuple(self._actions), total, cut))
-        return obs, reward, terminated, truncated or cut, info
+        """Take the step and keep its action."""
+        self._newest.append(copy(action))
+        return super().step(action)
 
 
-def play_for_recording(agent: Agent, seeds: Sequence[int], max_steps: int | None = None) -> list[PlayedEpisode]:
+def play_for_recording(agent: Agent, seeds: Sequence[int], max_steps: int | None = None) -> list[RecordedEpisode]:
     """One episode per seed, with the likeliest actions, exactly as an evaluation of so many episodes plays them."""
-    with limited_threads(agent.config.num_threads), ExitStack() as stack:
+    config, calls = agent.config, EnvCalls()
+    name = f"evaluation at step {agent.step}"
+    longest = max_steps or 0
+    with limited_threads(config.num_threads), ExitStack() as stack, Watchdog(config, [calls]):
         envs = [
-            stack.enter_context(closing(_ActionLog(make_env(agent.config, index), max_steps)))
-            for index in range(min(len(seeds), MAX_ENVS))
+            stack.enter_context(closing(_ActionLog(make_single_env(config.env_id, config.env_kwargs))))
+            for _ in range(min(len(seeds), MAX_ENVS))
         ]
-        play_episodes(agent.learner.policy, envs, seeds, lambda: False)
-    played = {episode.seed: episode for env in envs for episode in env.played}
-    return [played[seed] for seed in seeds]
+        played = EpisodePlayer(envs, calls, name, longest).play(agent.learner.policy, seeds, lambda: False)
+    actions = {seed: tuple(taken) for env in envs for seed, taken in env.actions.items()}
+    recorded = {
+        episode.seed: RecordedEpisode(episode.seed, actions[episode.seed], episode.episode_return, episode.cut)
+        for episode in played
+    }
+    return [recorded[seed] for seed in seeds]
 
 
-def draw_episode(config: TrainConfig, episode: PlayedEpisode, every: int = 1) -> Iterator[Pixels]:
+def draw_episode(config: TrainConfig, episode: RecordedEpisode, every: int = 1) -> Iterator[Pixels]:
     """The frames [height, width, 3] of an episode, its first moment included, one for `every` so many steps.
 
     It is played again with its seed and actions; an env that then takes another course is told of.
     """
     total, taken = 0.0, 0
-    with closing(make_rendered_env(config)) as env:
-        env.reset(seed=episode.seed)
-        yield draw(env, config.env_id)
-        for action in episode.actions:
-            _, reward, terminated, truncated, _ = env.step(action)
-            total, taken = total + float(reward), taken + 1
-            if taken % every == 0 or terminated or truncated:
-                yield draw(env, config.env_id)
-            if terminated or truncated:
+    calls = EnvCalls()
+
+    def place(_: int) -> str:
+        return f"drawing the episode of seed {episode.seed}, step {taken}"
+
+    with closing(make_rendered_env(config)) as env, Watchdog(config, [calls]):
+        with calls.slow(place):
+            env.reset(seed=episode.seed)
+            pixels = draw(env, config.env_id)
+        yield pixels
+        for taken, action in enumerate(episode.actions, start=1):
+            with calls.slow(place):
+                _, reward, terminated, truncated, _ = env.step(action)
+                total += float(reward)
+                ended = terminated or truncated
+                if taken % every == 0 or ended:
+                    pixels = draw(env, config.env_id)
+            if taken % every == 0 or ended:
+                yield pixels
+            if ended:
                 break
     if taken != episode.length or not math.isclose(total, episode.episode_return, rel_tol=1e-5, abs_tol=1e-5):
         warnings.warn(
@@ -114,7 +123,7 @@ class Recording:
     """A video, and what it shows."""
 
     path: Path
-    episodes: tuple[PlayedEpisode, ...]
+    episodes: tuple[RecordedEpisode, ...]
     num_frames: int
     fps: float
 

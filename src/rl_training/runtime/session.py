@@ -1,5 +1,6 @@
 """What both loops share: counting, logging, evaluation, checkpoints, callbacks, and every way a run can end."""
 
+import math
 import time
 import warnings
 from collections import deque
@@ -83,7 +84,7 @@ class TrainingSession:
         """The env step at which the newest whole iteration of the loop ended."""
         self.signal_number: int | None = None
         self._run = run
-        self._evaluator = Evaluator(config)
+        self.evaluator = Evaluator(config)
         self._episodes: deque[Episode] = deque(maxlen=_RETURN_WINDOW)
         self._evaluation: MetricDict = {}
         self._evaluated_at = -1
@@ -94,6 +95,7 @@ class TrainingSession:
         )
         self._due: list[str] = []
         self._actions: Any = None
+        self._collection: Collection | None = None
         self._half_learnt = False
         self.was_compiled = False
         """Whether the updates were compiled before this run was resumed."""
@@ -134,24 +136,26 @@ class TrainingSession:
     @contextmanager
     def collecting(self) -> Iterator[Collection]:
         """Count what is collected from here on, also when an exception cuts it short; then tell the callbacks."""
-        collection = Collection(self.obs, self._actions)
+        self._collection = Collection(self.obs, self._actions)
         started = perf_counter()
         try:
-            yield collection
+            yield self._collection
         finally:
             self._time_split.add("collect", started)
-            self.obs, self._actions = collection.obs, collection.actions
-            result = collection.result()
-            self._count(result)
+            result = self._count(self._collection)
+            self._collection = None
         self.callbacks.on_collect_end(self.state, result)
 
-    def _count(self, result: CollectResult) -> None:
+    def _count(self, collection: Collection) -> CollectResult:
+        self.obs, self._actions = collection.obs, collection.actions
+        result = collection.result()
         self.state.global_step += result.num_env_steps
         self.state.num_episodes += result.num_episodes
         if result.episodes:
             self._episodes.extend(result.episodes)
             averages = episode_metrics(list(self._episodes))
             self.state.metrics |= {f"rollout/{name}": value for name, value in averages.items()}
+        return result
 
     def learn(self, update: Callable[[], UpdateResult]) -> None:
         """Let the learner learn, which ends one iteration of the loop; cut short, it leaves nothing worth saving."""
@@ -222,7 +226,7 @@ class TrainingSession:
             self._done("evaluate")
             return
         started = perf_counter()
-        result = self._evaluator.evaluate(
+        result = self.evaluator.evaluate(
             self.parts.learner.policy, self.config.eval_episodes, step, interrupted=self.interrupted
         )
         self._time_split.add("evaluate", started)
@@ -238,11 +242,16 @@ class TrainingSession:
         }
         self._run.logger.log_metrics(named, step=step)
         self.state.metrics |= named
-        if self.state.best_return is None or metrics["eval_return_mean"] > self.state.best_return:
-            self.state.best_return = float(metrics["eval_return_mean"])
-            self._write_checkpoint(name=BEST_NAME)
+        self._keep_best(float(metrics["eval_return_mean"]))
         self._note_progress()
         self.callbacks.on_eval_end(self.state, metrics)
+
+    def _keep_best(self, mean_return: float) -> None:
+        best = self.state.best_return
+        # Finite rewards may add up to an infinite return, which would stay the best one for good.
+        if math.isfinite(mean_return) and (best is None or mean_return > best):
+            self.state.best_return = mean_return
+            self._write_checkpoint(name=BEST_NAME)
 
     def _checkpoint_overdue(self) -> bool:
         limit = self.config.checkpoint_seconds
@@ -309,7 +318,8 @@ class TrainingSession:
         self.state.global_step = self._timed_from_step = saved.global_step
         self.state.num_updates = saved.num_updates
         self.state.num_episodes = saved.num_episodes
-        self.state.best_return = saved.best_return
+        best = saved.best_return
+        self.state.best_return = best if best is not None and math.isfinite(best) else None
         self.state.metrics = dict(saved.metrics)
         self._time_split.go_on_from(saved.metrics)
         self._evaluation, self._evaluated_at = dict(saved.evaluation), saved.evaluated_at
@@ -348,12 +358,19 @@ class TrainingSession:
         note = told(error)
         if isinstance(error, NonFiniteUpdateError):
             self._attempt(partial(self._keep_failed_step, error))
-        if isinstance(error, Exception):  # a second Ctrl-C wants out at once, without saving
+        if not isinstance(error, KeyboardInterrupt):  # a second Ctrl-C wants out at once, without saving
             if not self._half_learnt and error is not self._failed_save:
                 self._attempt(self.save)
             self._attempt(lambda: self._end("failed", error=note))
         else:
             self._attempt(lambda: self._end("interrupted", error=note))
+
+    def rescue(self, error: BaseException) -> None:
+        """Do as `fail` does, called from another thread while the run's own thread is stuck in an env."""
+        if self._collection is not None:
+            self._count(self._collection)
+        self.fail(error)
+        self._attempt(self._run.close)
 
     def _keep_failed_step(self, error: NonFiniteUpdateError) -> None:
         """Save what the gradient step that was refused depends on, to be looked at."""
@@ -391,5 +408,5 @@ class TrainingSession:
 
     def close(self) -> None:
         """Release files and evaluation envs."""
-        self._evaluator.close()
+        self.evaluator.close()
         self._run.close()
