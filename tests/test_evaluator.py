@@ -1,3 +1,4 @@
+import warnings
 from typing import Any
 
 import numpy as np
@@ -5,9 +6,16 @@ import pytest
 import sample_envs  # noqa: F401  (registers the envs)
 from conftest import MakeConfig
 
+from rl_training.api import PPO
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.guard import EnvCalls
-from rl_training.runtime.evaluator import EpisodePlayer, Evaluator
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.runs import context_of, read_metrics
+from rl_training.experiment.sources import Layer
+from rl_training.runtime.evaluator import EpisodePlayer, Evaluator, evaluation_seeds
+from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.recording import play_for_recording
+from rl_training.runtime.workflows import evaluate_checkpoint, load_agent, prepare_resume
 
 
 class AlwaysOne:
@@ -80,3 +88,61 @@ def test_any_number_of_episodes_is_played_exactly(make_config: MakeConfig, episo
     result = Evaluator(make_config(env_id="tests/Counting-v0")).evaluate(AlwaysOne(), episodes, step=0)
     assert result.metrics["eval_episodes"] == episodes
     assert result.metrics["eval_return_mean"] == 6.0
+
+
+@pytest.fixture
+def endless(make_config: MakeConfig) -> TrainConfig:
+    """A run on an env without a time limit whose episodes do not end."""
+    return make_config(env_id="tests/Counting-v0", env_kwargs={"limit": 10**6}, eval_max_steps=40)
+
+
+def test_an_episode_without_an_end_is_cut_and_counts_with_the_return_it_had(endless: TrainConfig) -> None:
+    evaluator = Evaluator(endless)
+    with pytest.warns(UserWarning, match=r"3 of 3 evaluation episodes were cut after eval_max_steps=40 env steps"):
+        metrics = evaluator.evaluate(AlwaysOne(), 3, step=0).metrics
+    assert metrics["eval_cut_episodes"] == 3
+    assert metrics["eval_length_mean"] == 40
+    assert metrics["eval_return_mean"] == 80.0
+    assert evaluator.evaluate(AlwaysOne(), 3, step=1).metrics["eval_cut_episodes"] == 3  # warned of already
+
+
+@pytest.mark.parametrize(("limit", "most"), [(5, 5), (5, 6), (28_000, 0)])
+def test_an_episode_that_ends_by_itself_is_not_cut(make_config: MakeConfig, limit: int, most: int) -> None:
+    config = make_config(env_id="tests/Counting-v0", env_kwargs={"limit": limit}, eval_max_steps=most)
+    metrics = Evaluator(config).evaluate(AlwaysOne(), 1, step=0).metrics
+    assert metrics["eval_length_mean"] == limit
+    assert "eval_cut_episodes" not in metrics
+
+
+def test_episodes_are_cut_by_default(make_config: MakeConfig) -> None:
+    evaluator = Evaluator(make_config(env_id="tests/Counting-v0", env_kwargs={"limit": 10**6}))
+    with pytest.warns(UserWarning, match="eval_max_steps=27,000"):
+        assert evaluator.evaluate(AlwaysOne(), 1, step=0).metrics["eval_length_mean"] == 27_000
+
+
+def test_a_run_warns_once_and_logs_how_many_episodes_were_cut(endless: TrainConfig) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = train_ppo(endless)
+    assert ["eval_max_steps" in str(warning.message) for warning in caught] == [True]
+    rows = [row for row in read_metrics(context_of(result.run_dir)) if "eval/mean_reward" in row]
+    assert [row["eval/cut_episodes"] for row in rows] == [2, 2]
+    assert result.metrics["eval_cut_episodes"] == 2
+
+
+def test_a_saved_agent_is_evaluated_and_recorded_with_the_same_limit(endless: TrainConfig) -> None:
+    run_dir = train_ppo(endless.model_copy(update={"eval_episodes": 0})).run_dir
+    with pytest.warns(UserWarning, match="eval_max_steps"):
+        assert evaluate_checkpoint(run_dir, 2)["eval_cut_episodes"] == 2
+    with pytest.warns(UserWarning, match="eval_max_steps"):
+        assert PPO.load(run_dir).evaluate(2)["eval_length_mean"] == 40
+    agent = load_agent(run_dir)
+    seeds = evaluation_seeds(agent.config, agent.step, 2)
+    assert [(episode.length, episode.cut) for episode in play_for_recording(agent, seeds)] == [(40, True)] * 2
+    assert [episode.length for episode in play_for_recording(agent, seeds, max_steps=50)] == [50, 50]
+
+
+def test_the_limit_may_change_when_a_run_goes_on(endless: TrainConfig) -> None:
+    run_dir = train_ppo(endless.model_copy(update={"eval_episodes": 0})).run_dir
+    changes = Layer("test", {"eval_max_steps": 7, "total_timesteps": 192})
+    assert prepare_resume(run_dir, [changes]).config.eval_max_steps == 7

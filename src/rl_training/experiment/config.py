@@ -72,6 +72,7 @@ _FREE_TO_CHANGE = (
     "output_dir",
     "eval_episodes",
     "eval_interval",
+    "eval_max_steps",
     "log_interval",
     "checkpoint_interval",
     "checkpoint_seconds",
@@ -143,6 +144,8 @@ class TrainConfig(StrictModel):
     """Episodes per evaluation; 0 switches evaluation off."""
     eval_interval: Annotated[Int, Field(ge=0)] = 10_000
     """Env steps between evaluations; 0 evaluates at the end only."""
+    eval_max_steps: Annotated[Int, Field(ge=0)] = 27_000
+    """Env steps after which an evaluation episode is cut (half an hour of Atari); 0 plays every episode to its end."""
     log_interval: PositiveInt = 1_000
     checkpoint_interval: Annotated[Int, Field(ge=0)] = 50_000
     """Env steps between checkpoints; 0 saves by wall time and at the end only."""

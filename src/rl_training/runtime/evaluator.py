@@ -1,6 +1,7 @@
 """Evaluation on envs and seeds of its own: it never touches a training stream."""
 
 import math
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class Evaluator:
         self.calls = EnvCalls()
         self._config = config
         self._envs: list[AnyEnv] = []
+        self._warned_of_cuts = False
 
     def evaluate(
         self, policy: Policy, num_episodes: int, step: int, *, interrupted: Callable[[], bool] = lambda: False
@@ -57,7 +59,7 @@ class Evaluator:
         check_num_episodes(num_episodes)
         name = f"evaluation at step {step}"
         self._make_envs(min(num_episodes, MAX_ENVS), name)
-        player = EpisodePlayer(self._envs, self.calls, name)
+        player = EpisodePlayer(self._envs, self.calls, name, self._config.eval_max_steps)
         finished = player.play(policy, evaluation_seeds(self._config, step, num_episodes), interrupted)
         if len(finished) < num_episodes:
             return EvalResult(len(finished), {})
@@ -70,12 +72,28 @@ class Evaluator:
             "eval_length_mean": float(np.mean([episode.length for episode in finished])),
             "eval_episodes": num_episodes,
         }
+        num_cut = sum(episode.cut for episode in finished)
+        if num_cut:
+            metrics["eval_cut_episodes"] = num_cut
+            self._warn_of_cuts(num_cut, num_episodes)
         return EvalResult(num_episodes, metrics)
 
     def _make_envs(self, count: int, name: str) -> None:
         for index in range(len(self._envs), count):
             with self.calls.slow(f"{name}, env {{}}, start".format, index):
                 self._envs.append(make_single_env(self._config.env_id, self._config.env_kwargs))
+
+    def _warn_of_cuts(self, num_cut: int, num_episodes: int) -> None:
+        """Warn once: an env without an end is cut in every evaluation."""
+        if self._warned_of_cuts:
+            return
+        self._warned_of_cuts = True
+        warnings.warn(
+            f"{num_cut} of {num_episodes} evaluation episodes were cut after eval_max_steps="
+            f"{self._config.eval_max_steps:,} env steps and count with the return they had: set eval_max_steps higher, "
+            "or to 0 to play every episode to its end",
+            stacklevel=3,
+        )
 
     def close(self) -> None:
         """Close the envs; the evaluator may be used again."""

@@ -65,10 +65,13 @@ class _ActionLog(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def play_for_recording(agent: Agent, seeds: Sequence[int], max_steps: int | None = None) -> list[RecordedEpisode]:
-    """One episode per seed, with the likeliest actions, exactly as an evaluation of so many episodes plays them."""
+    """One episode per seed, with the likeliest actions, exactly as an evaluation of so many episodes plays them.
+
+    They are cut after `max_steps`, or after as many steps as those of an evaluation are.
+    """
     config, calls = agent.config, EnvCalls()
     name = f"evaluation at step {agent.step}"
-    longest = max_steps or 0
+    longest = config.eval_max_steps if max_steps is None else max_steps
     with limited_threads(config.num_threads), ExitStack() as stack, Watchdog(config, [calls]):
         envs = [
             stack.enter_context(closing(_ActionLog(make_single_env(config.env_id, config.env_kwargs))))

@@ -36,6 +36,7 @@ from rl_training.runtime.timing import TimeSplit
 from rl_training.runtime.trainer import Status, TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
 
+_CUT_EPISODES = "eval/cut_episodes"
 _RETURN_WINDOW = 100  # training episodes that `rollout/ep_rew_mean` averages over
 
 
@@ -240,6 +241,9 @@ class TrainingSession:
             "eval/std_reward": metrics["eval_return_std"],
             "eval/mean_ep_length": metrics["eval_length_mean"],
         }
+        self.state.metrics.pop(_CUT_EPISODES, None)
+        if "eval_cut_episodes" in metrics:
+            named[_CUT_EPISODES] = metrics["eval_cut_episodes"]
         self._run.logger.log_metrics(named, step=step)
         self.state.metrics |= named
         self._keep_best(float(metrics["eval_return_mean"]))
