@@ -26,7 +26,7 @@ from rl_training.memory import check_memory
 from rl_training.trust import admit_env_module
 
 _SURELY_FIT = 64  # so many copies are built without being measured first
-_WORKER_STEP_TIMEOUT = 5.0  # seconds; a worker process that is only slow is started again at little cost
+WORKER_STEP_TIMEOUT = 5.0  # seconds; a worker process that is only slow is started again at little cost
 _WORKER_BYTES = 30 * 2**20  # an interpreter with NumPy and Gymnasium
 
 # Which extra of this package brings the simulator that an environment's module needs.
@@ -73,7 +73,7 @@ def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
             [env_fn] * config.num_envs,
             config.seed,
             envs_per_worker=config.envs_per_worker,
-            step_timeout=config.step_timeout or _WORKER_STEP_TIMEOUT,
+            step_timeout=config.step_timeout or WORKER_STEP_TIMEOUT,
             max_restarts=config.env_restarts,
         )
     except (TypeError, ValueError, Error) as error:  # spaces that have no place in shared memory

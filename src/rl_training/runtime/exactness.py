@@ -6,7 +6,7 @@ from typing import Any
 from rl_training.algorithms.base import CompilingLearner, Learner
 from rl_training.algorithms.step_packages import has_package
 from rl_training.compiling import compiler_found
-from rl_training.envs.factory import env_factory
+from rl_training.envs.factory import WORKER_STEP_TIMEOUT, env_factory
 from rl_training.envs.replay_check import replay_difference
 from rl_training.envs.workers import SLOW_CALL
 from rl_training.experiment.checkpointing import CheckpointState
@@ -33,7 +33,7 @@ def find_differences(config: TrainConfig, saved: CheckpointState, scheduled: Seq
 
 def check_replays(config: TrainConfig, progress: SavedProgress) -> list[str]:
     """Say why the env is no function of its seed and its actions, if fresh envs show that it is none."""
-    answer_seconds = SLOW_CALL * config.step_timeout
+    answer_seconds = SLOW_CALL * (config.step_timeout or WORKER_STEP_TIMEOUT)
     difference = replay_difference(env_factory(config), progress.samples, config.seed, answer_seconds)
     return [] if difference is None else [f"{config.env_id} does not replay: {difference}"]
 
