@@ -1,6 +1,5 @@
 """Proximal policy optimisation (Schulman et al. 2017): its parameters, its losses, and the learner, in that order."""
 
-import math
 from typing import Annotated, Any
 
 import torch
@@ -60,7 +59,8 @@ class PPOParams(LearnerParams):
     def planned_gradient_steps(self, total_timesteps: int, num_envs: int) -> int:
         """Whole rollouts, each learnt from in epochs of minibatches."""
         rollout = self.num_steps * num_envs
-        return math.ceil(total_timesteps / rollout) * self.update_epochs * math.ceil(rollout / self.minibatch_size)
+        rollouts, minibatches = -(-total_timesteps // rollout), -(-rollout // self.minibatch_size)  # rounded up
+        return rollouts * self.update_epochs * minibatches
 
     @property
     def rows_per_step(self) -> int:

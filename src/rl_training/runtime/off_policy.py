@@ -1,7 +1,6 @@
 """The off-policy loop: a few env steps, then as many updates as they owe. All counts are env steps."""
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import check_memory
 from rl_training.runtime.collector import collect_transitions
-from rl_training.runtime.plan import TrainingPlan, count_events
+from rl_training.runtime.plan import Stretch, TrainingPlan, count_events, round_up
 from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.wiring import Wiring
 
@@ -92,26 +91,27 @@ def plan_off_policy(config: TrainConfig, build_learner: BuildOffPolicyLearner) -
     with closing(make_env(config, 0)) as env:
         learner = build_learner(config, env.observation_space, env.action_space)
     params = learner.params
-    ends = list(_iteration_ends(params, config))
-    owed = [updates_owed(params, before, after) for before, after in zip([0, *ends], ends, strict=False)]
+    warm_up, learning = iteration_stretches(params, config)
+    env_steps = learning.limit
     return TrainingPlan(
-        env_steps=ends[-1],
-        gradient_steps=sum(owed),
-        evaluations=count_events(config.eval_interval, ends) if config.eval_episodes else 0,
-        checkpoints=1 + count_events(config.checkpoint_interval, ends),
+        env_steps=env_steps,
+        gradient_steps=updates_owed(params, 0, env_steps),
+        evaluations=count_events(config.eval_interval, (warm_up, learning)) if config.eval_episodes else 0,
+        checkpoints=1 + count_events(config.checkpoint_interval, (warm_up, learning)),
         memory_bytes=replay_bytes(learner),
         details={
-            "iterations": len(ends),
-            "warm-up env steps": min(params.learning_starts, ends[-1]),
-            "updates": sum(1 for count in owed if count),
+            "iterations": warm_up.num_iterations + learning.num_iterations,
+            "warm-up env steps": min(params.learning_starts, env_steps),
+            "updates": learning.num_full + (1 if updates_owed(params, 0, warm_up.limit) else 0),
             "replay capacity": params.buffer_capacity - params.buffer_capacity % config.num_envs,
         },
     )
 
 
-def _iteration_ends(params: OffPolicyParams, config: TrainConfig) -> Iterator[int]:
-    step = 0
-    while step < config.total_timesteps:
-        vector_steps = math.ceil((next_boundary(params, config, step) - step) / config.num_envs)
-        step += vector_steps * config.num_envs
-        yield step
+def iteration_stretches(params: OffPolicyParams, config: TrainConfig) -> tuple[Stretch, Stretch]:
+    """The iterations that `next_boundary` makes, in closed form: those of the warm-up, then those with updates."""
+    num_envs = config.num_envs
+    end = round_up(config.total_timesteps, num_envs)
+    warm_up_end = min(round_up(params.learning_starts, num_envs), end)
+    warm_up = Stretch(0, warm_up_end, size=round_up(config.log_interval, num_envs), grid=num_envs)
+    return warm_up, Stretch(warm_up_end, end, size=max(params.train_frequency, num_envs), grid=num_envs)

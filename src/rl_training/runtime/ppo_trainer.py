@@ -15,7 +15,7 @@ from rl_training.memory import check_memory
 from rl_training.policies.actor_critic import ActorCritic
 from rl_training.policies.noise import build_noise
 from rl_training.runtime.on_policy import run_on_policy
-from rl_training.runtime.plan import TrainingPlan, count_regular_events
+from rl_training.runtime.plan import Stretch, TrainingPlan, count_events, round_up
 from rl_training.runtime.run_utils import resolve_device
 from rl_training.runtime.session import TrainingParts
 from rl_training.runtime.wiring import Wiring, build_train_fn, learner_setup
@@ -68,20 +68,20 @@ def plan_ppo(config: TrainConfig) -> TrainingPlan:
         learner = build_ppo_learner(config, env.observation_space, env.action_space)
     params = learner.params
     rollout_size = params.num_steps * config.num_envs
-    rollouts = math.ceil(config.total_timesteps / rollout_size)
-    minibatches = math.ceil(rollout_size / params.minibatch_size)
+    env_steps = round_up(config.total_timesteps, rollout_size)
+    rollouts = [Stretch(0, env_steps, size=rollout_size, grid=rollout_size)]
     state = 4 * learner.policy.params.flat.nbytes  # parameters, gradient, two moments
     early_stop: dict[str, int | str] = {} if params.target_kl is None else {"gradient steps are": "at most (target_kl)"}
     return TrainingPlan(
-        env_steps=rollouts * rollout_size,
+        env_steps=env_steps,
         gradient_steps=params.planned_gradient_steps(config.total_timesteps, config.num_envs),
-        evaluations=count_regular_events(config.eval_interval, rollout_size, rollouts) if config.eval_episodes else 0,
-        checkpoints=1 + count_regular_events(config.checkpoint_interval, rollout_size, rollouts),
+        evaluations=count_events(config.eval_interval, rollouts) if config.eval_episodes else 0,
+        checkpoints=1 + count_events(config.checkpoint_interval, rollouts),
         memory_bytes=rollout_bytes(config, learner) + state,
         details={
-            "rollouts": rollouts,
+            "rollouts": env_steps // rollout_size,
             "env steps per rollout": rollout_size,
-            "minibatches per epoch": minibatches,
+            "minibatches per epoch": -(-rollout_size // params.minibatch_size),
             "last minibatch": rollout_size % params.minibatch_size or params.minibatch_size,
             **early_stop,
             "parameters": sum(math.prod(shape) for shape in learner.policy.params.layout.shapes.values()),
