@@ -10,13 +10,17 @@ from conftest import TINY_PPO, MakeConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl_training.algorithms.dqn import DQNParams
 from rl_training.algorithms.ppo import PPOParams
+from rl_training.algorithms.sac import SACParams
 from rl_training.cli import load_config
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, plain_config, with_resolved_params
 from rl_training.experiment.default_manager import DefaultExperimentManager
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, write_config
 from rl_training.experiment.schedules import Schedule
+from rl_training.experiment.validation import StrictModel
 from rl_training.runtime.ppo_trainer import resolve_ppo_params, train_ppo
 
 NAN, INF = math.nan, math.inf
@@ -69,6 +73,9 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("env_restarts", -1),
     ("env_restarts", 1.5),
     ("num_threads", 0),
+    ("num_threads", 257),
+    ("step_timeout", 1e300),
+    ("eval_episodes", 1_000_001),
     ("eval_episodes", -1),
     ("eval_interval", -1),
     ("log_interval", 0),
@@ -131,6 +138,41 @@ def test_a_bad_value_is_refused_by_field_and_value_before_any_file_is_made(
         train_ppo(_known_algo(TrainConfig(**config_values(tmp_path / "runs", field, value))))
     assert f"{field}={value!r}: " in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+MODELS: list[tuple[str, str, type[StrictModel]]] = [
+    ("ppo", "", TrainConfig),
+    ("ppo", SECTION, PPOParams),
+    ("dqn", SECTION, DQNParams),
+    ("sac", SECTION, SACParams),
+]
+WHOLE_NUMBERS = [
+    (algo, section, name)
+    for algo, section, model in MODELS
+    for name, field in model.model_fields.items()
+    if type(field.default) is int
+]
+
+
+@pytest.mark.parametrize(("algo", "section", "name"), WHOLE_NUMBERS, ids=str)
+def test_a_whole_number_without_measure_is_refused_before_any_file_is_made(
+    algo: str, section: str, name: str, tmp_path: Path
+) -> None:
+    for value in (10**30, 2**63, 1e30, -(2**63)):
+        values = {**config_values(tmp_path / "runs", section + name, value), "algo": algo}
+        if algo != "ppo":
+            values["algo_kwargs"] = {name: value}
+        with pytest.raises(ConfigError) as caught:
+            get_algorithm_spec(algo).train_fn(TrainConfig(**values))
+        assert f"{section}{name}={value!r}: " in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_layers_than_anybody_trains_are_refused(make_config: MakeConfig) -> None:
+    for algo in ("ppo", "dqn", "sac"):
+        config = make_config(algo=algo, algo_kwargs={"hidden_sizes": [8] * 1_000_000})
+        with pytest.raises(ConfigError, match=r"algo_kwargs\.hidden_sizes=.*at most 1000 items"):
+            get_algorithm_spec(algo).train_fn(config)
 
 
 def _known_algo(config: TrainConfig) -> TrainConfig:

@@ -86,6 +86,12 @@ def test_an_n_step_return_never_crosses_the_write_head() -> None:
     assert batch["rewards"].tolist() == [6 + 7, 7, 3 + 4 + 5, 4 + 5 + 6, 5 + 6 + 7]
 
 
+def test_a_look_ahead_beyond_everything_stored_ends_with_what_is_stored() -> None:
+    buffer = ReplayBuffer(5, (1,), (1,), n_step=2**53 - 1, gamma=1.0)  # walking through all steps would take for ever
+    fill(buffer, range(1, 5))
+    assert drawn(buffer, [0, 3])["rewards"].tolist() == [1 + 2 + 3 + 4, 4]
+
+
 def test_interleaved_envs_look_ahead_within_their_own_env() -> None:
     buffer = ReplayBuffer(8, (1,), (), num_envs=2, n_step=2, gamma=1.0)
     for step in range(3):

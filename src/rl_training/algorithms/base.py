@@ -12,7 +12,7 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Problem
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
-from rl_training.experiment.validation import Flag, Float, Int, PositiveInt, StrictModel, UnitFloat, config_error
+from rl_training.experiment.validation import Count, Flag, Float, PositiveInt, StrictModel, UnitFloat, config_error
 from rl_training.policies.base import Array, Policy
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.mlp import Activation, NetworkSpec
@@ -41,6 +41,7 @@ class LearnerSetup:
 
 Batch = dict[str, Tensor]
 Correlation = Annotated[Float, Field(ge=0.0, lt=1.0)]
+HiddenSizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1, max_length=1_000)]
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class OnPolicyLearner(Learner, Protocol):
 class LearnerParams(StrictModel):
     """What every algorithm's `algo_kwargs` may hold."""
 
-    hidden_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    hidden_sizes: HiddenSizes
     """Hidden layers of each network."""
     activation: Activation
     learning_rate: PositiveSchedule
@@ -141,7 +142,7 @@ class OffPolicyParams(LearnerParams):
     buffer_capacity: PositiveInt
     """Transitions kept."""
     batch_size: PositiveInt
-    learning_starts: Annotated[Int, Field(ge=0)] = 1_000
+    learning_starts: Count = 1_000
     """Env steps with uniform actions before the first update."""
     train_frequency: PositiveInt = 1
     """Env steps between two updates."""
@@ -159,6 +160,11 @@ class OffPolicyParams(LearnerParams):
     def rows_per_step(self) -> int:
         """A replayed batch."""
         return self.batch_size
+
+    @property
+    def sampler_bytes(self) -> int:
+        """Memory that drawing from the replay buffer takes beside its transitions."""
+        return 0
 
     def check_replay(self, num_envs: int) -> None:
         """Refuse a replay buffer that cannot serve a batch, or not one step of all envs."""

@@ -10,6 +10,7 @@ from rl_training.algorithms.base import (
     Batch,
     ExperienceNormalizer,
     GradientStep,
+    HiddenSizes,
     LearnerSetup,
     OffPolicyParams,
     UpdateResult,
@@ -17,7 +18,7 @@ from rl_training.algorithms.base import (
 from rl_training.algorithms.optim import Descent, TakenStep, mean_numbers
 from rl_training.algorithms.whole_step import Networks, Settings, Slope
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.sampling import PrioritizedSampler
+from rl_training.data.sampling import PrioritizedSampler, tree_bytes
 from rl_training.experiment.schedules import PositiveSchedule, Schedule, crosses
 from rl_training.experiment.validation import Flag, Float, PositiveInt, UnitFloat
 from rl_training.policies.base import Array
@@ -30,7 +31,7 @@ class DQNParams(OffPolicyParams):
 
     buffer_capacity: PositiveInt = 100_000
     batch_size: PositiveInt = 64
-    hidden_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (128, 128)
+    hidden_sizes: HiddenSizes = (128, 128)
     learning_rate: PositiveSchedule = Schedule(start=1e-3)
     target_update_interval: PositiveInt = 500
     """Env steps between two synchronisations of the target network."""
@@ -54,6 +55,11 @@ class DQNParams(OffPolicyParams):
         names = [name for name in super().scheduled_names() if name != "priority_beta" or self.prioritized]
         explores = self.exploration_fraction > 0.0 and self.epsilon_start != self.epsilon_end
         return [*names, "exploration_fraction"] if explores else names
+
+    @property
+    def sampler_bytes(self) -> int:
+        """The priorities, if there are any."""
+        return tree_bytes(self.buffer_capacity) if self.prioritized else 0
 
     def epsilon(self, step: int, total_steps: int) -> float:
         """The share of random actions at env step `step`."""

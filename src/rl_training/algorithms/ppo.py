@@ -6,7 +6,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rl_training.algorithms.base import Batch, Correlation, GradientStep, LearnerParams, LearnerSetup, UpdateResult
+from rl_training.algorithms.base import (
+    Batch,
+    Correlation,
+    GradientStep,
+    HiddenSizes,
+    LearnerParams,
+    LearnerSetup,
+    UpdateResult,
+)
 from rl_training.algorithms.optim import Descent, mean_numbers
 from rl_training.algorithms.whole_step import Networks, Settings, Slope
 from rl_training.data.rollout_buffer import RolloutBuffer
@@ -34,7 +42,7 @@ class PPOParams(LearnerParams):
     update_epochs: PositiveInt = 10
     """Passes over each rollout."""
     minibatch_size: PositiveInt = 64
-    hidden_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (64, 64)
+    hidden_sizes: HiddenSizes = (64, 64)
     activation: Activation = "tanh"
     learning_rate: PositiveSchedule = Schedule(start=3e-4)
     clip_coef: PositiveSchedule = Schedule(start=0.2)

@@ -13,6 +13,7 @@ from rl_training.algorithms.base import (
     Correlation,
     ExperienceNormalizer,
     GradientStep,
+    HiddenSizes,
     LearnerSetup,
     OffPolicyParams,
     UpdateResult,
@@ -33,7 +34,7 @@ class SACParams(OffPolicyParams):
 
     buffer_capacity: PositiveInt = 1_000_000
     batch_size: PositiveInt = 256
-    hidden_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (256, 256)
+    hidden_sizes: HiddenSizes = (256, 256)
     learning_rate: PositiveSchedule = Schedule(start=3e-4)
     tau: Annotated[Float, Field(gt=0.0, le=1.0)] = 0.005
     """How much of the critics their targets take over after each update."""

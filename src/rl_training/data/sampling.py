@@ -58,11 +58,20 @@ class UniformSampler:
         self._stream.bit_generator.state = state["stream"]
 
 
+def tree_bytes(capacity: int) -> int:
+    """Memory of a `SumTree`."""
+    return 8 * 2 * _num_leaves(capacity)
+
+
+def _num_leaves(capacity: int) -> int:
+    return 1 << (capacity - 1).bit_length()
+
+
 class SumTree:
     """Non-negative numbers with their sums in a binary tree: one change or one draw costs log(capacity)."""
 
     def __init__(self, capacity: int) -> None:
-        self.leaves = 1 << (capacity - 1).bit_length()
+        self.leaves = _num_leaves(capacity)
         self.nodes = np.zeros(2 * self.leaves)  # node 1 is the root; the children of i are 2i and 2i + 1
 
     @property

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from rl_training.experiment.validation import (
+    Count,
     Float,
     Int,
     PositiveInt,
@@ -16,6 +17,9 @@ from rl_training.experiment.validation import (
 )
 
 ParamsT = TypeVar("ParamsT", bound=StrictModel)
+
+MAX_THREADS = 256
+MAX_EPISODES = 1_000_000  # of one evaluation; their seeds are drawn before it begins
 
 
 def _plain(value: Any) -> Any:
@@ -48,8 +52,8 @@ def _switch(value: Any) -> Any:
 
 
 def _known_threads(value: Any) -> Any:
-    if value != "auto" and not (type(value) is int and value >= 1):
-        raise ValueError("give a number from 1 on, or auto")
+    if value != "auto" and not (type(value) is int and 1 <= value <= MAX_THREADS):
+        raise ValueError(f"give a number from 1 to {MAX_THREADS}, or auto")
     return value
 
 
@@ -126,13 +130,13 @@ class TrainConfig(StrictModel):
     """
     envs_per_worker: PositiveInt = 1
     """Of `async`: how many envs share a process."""
-    step_timeout: Annotated[Float, Field(gt=0.0)] | None = None
+    step_timeout: Annotated[Float, Field(gt=0.0, le=86_400.0)] | None = None
     """Seconds after which a step counts as hung; resets, and an env's first step, get twelve times as long.
 
     A worker process that hangs is started again. An env that hangs in this process, in training or in an evaluation,
     ends the run, which is saved first. So 5 seconds count in worker processes and 60 in this one, if none are given.
     """
-    env_restarts: Annotated[Int, Field(ge=0)] = 3
+    env_restarts: Count = 3
     """How often in a row a worker process is started again, and its envs brought back, before the run ends."""
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     """Whether updates are compiled; `auto` does it where the planned gradient steps repay the time it takes."""
@@ -140,14 +144,14 @@ class TrainConfig(StrictModel):
     """Threads for matrix products; small networks are fastest on one. `auto` tries whether several pay."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
     """Of float32 matrix products; `medium` may use bfloat16, which is faster where the CPU has units for it."""
-    eval_episodes: Annotated[Int, Field(ge=0)] = 5
+    eval_episodes: Annotated[Count, Field(le=MAX_EPISODES)] = 5
     """Episodes per evaluation; 0 switches evaluation off."""
-    eval_interval: Annotated[Int, Field(ge=0)] = 10_000
+    eval_interval: Count = 10_000
     """Env steps between evaluations; 0 evaluates at the end only."""
-    eval_max_steps: Annotated[Int, Field(ge=0)] = 27_000
+    eval_max_steps: Count = 27_000
     """Env steps after which an evaluation episode is cut (half an hour of Atari); 0 plays every episode to its end."""
     log_interval: PositiveInt = 1_000
-    checkpoint_interval: Annotated[Int, Field(ge=0)] = 50_000
+    checkpoint_interval: Count = 50_000
     """Env steps between checkpoints; 0 saves by wall time and at the end only."""
     checkpoint_seconds: Annotated[Float, Field(ge=0.0)] = 300.0
     """Wall time between checkpoints; 0 saves by env steps and at the end only."""

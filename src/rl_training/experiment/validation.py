@@ -10,7 +10,10 @@ from rl_training.errors import ConfigError, Problem
 
 # YAML has types of its own, so nothing is coerced: 256.9 is no integer, "3" is no number, true is not 1.
 Int = Annotated[int, Field(strict=True)]
-PositiveInt = Annotated[int, Field(strict=True, ge=1)]
+# Every count has an upper limit, so that sums and products of counts cannot overflow where they are used.
+MAX_COUNT = 2**53 - 1
+Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
+PositiveInt = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
 Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]
 UnitFloat = Annotated[float, Field(strict=True, ge=0.0, le=1.0, allow_inf_nan=False)]

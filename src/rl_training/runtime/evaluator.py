@@ -15,7 +15,7 @@ from rl_training.envs.factory import make_single_env
 from rl_training.envs.guard import ENV_FAILURES, RESET_PATIENCE, STEP_PATIENCE, EnvCalls
 from rl_training.envs.vector import AnyEnv
 from rl_training.errors import ConfigError, EnvironmentStepError
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import MAX_EPISODES, TrainConfig
 from rl_training.policies.base import Policy
 from rl_training.runtime.types import MetricDict
 from rl_training.streams import derive_seed
@@ -108,9 +108,9 @@ def evaluation_seeds(config: TrainConfig, step: int, num_episodes: int) -> list[
 
 
 def check_num_episodes(num_episodes: int) -> None:
-    """Refuse an evaluation of nothing."""
-    if num_episodes < 1:
-        raise ConfigError(f"num_episodes={num_episodes}: at least 1 is needed")
+    """Refuse an evaluation of nothing, or of more episodes than seeds can be drawn for."""
+    if not 1 <= num_episodes <= MAX_EPISODES:
+        raise ConfigError(f"num_episodes={num_episodes}: give a number from 1 to {MAX_EPISODES}")
 
 
 @dataclass
