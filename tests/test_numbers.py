@@ -11,8 +11,9 @@ import torch
 from conftest import MakeConfig
 from gymnasium import spaces
 
+from rl_training import PPO
 from rl_training.cli import main
-from rl_training.errors import CheckpointError, EnvironmentStepError, NonFiniteUpdateError
+from rl_training.errors import CheckpointError, ConfigError, EnvironmentStepError, NonFiniteUpdateError
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.registry import get_algorithm_spec
@@ -120,6 +121,66 @@ def test_an_infinite_return_is_never_the_best_one_and_no_file_holds_it(make_conf
     assert metadata["metrics"]["eval_return_mean"] is None
     for line in context.metrics_path.read_text().splitlines():
         read_strictly(line)
+
+
+class ChoiceEnv(gymnasium.Env[Any, Any]):
+    """Shows -2 to 0, but `value` in place of its `odd_at`th observation; 0 is the first."""
+
+    observation_space = spaces.Discrete(3, start=-2)
+
+    def __init__(self, value: int, odd_at: int, continuous: bool = False) -> None:
+        self.value, self.odd_at = value, odd_at
+        self.action_space: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (1,)) if continuous else spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.steps = 0
+        return self.observe(), {}
+
+    def observe(self) -> int:
+        return self.value if self.steps == self.odd_at else -(self.steps % 3)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return self.observe(), 1.0, False, self.steps == 20, {}
+
+
+gymnasium.register("tests/Choice-v0", f"{__name__}:ChoiceEnv")
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("value", [-3, 1, 2**40])
+def test_a_discrete_observation_out_of_range_is_named_with_its_step(
+    make_config: MakeConfig, algo: str, vectorization: str, value: int
+) -> None:
+    kwargs = {"value": value, "odd_at": 11, "continuous": algo == "sac"}
+    config = make_config(
+        algo=algo, env_id="tests/Choice-v0", env_kwargs=kwargs, vectorization=vectorization, eval_interval=0
+    )
+    place = rf"env 0, episode 0 \(seed \d+\), step 11 with action .*: the observation is {value}, allowed are -2 to 0"
+    with pytest.raises(EnvironmentStepError, match=place):
+        train(config)
+    saved = load_checkpoint(find_checkpoint(only_run(config)))
+    assert saved.trainer_state["global_step"] == 40  # ten whole steps of four envs
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_first_discrete_observation_out_of_range_is_named(make_config: MakeConfig, vectorization: str) -> None:
+    kwargs = {"value": 1, "odd_at": 0}
+    config = make_config(env_id="tests/Choice-v0", env_kwargs=kwargs, vectorization=vectorization)
+    place = r"env 0, episode 0 \(seed \d+\), reset: the observation is 1, allowed are -2 to 0"
+    with pytest.raises(EnvironmentStepError, match=place):
+        train(config)
+    assert not config.output_dir.exists()
+
+
+def test_predict_refuses_a_discrete_observation_out_of_range(make_config: MakeConfig) -> None:
+    model = PPO(make_config(env_id="tests/Choice-v0", env_kwargs={"value": 0, "odd_at": 0}))
+    assert [model.predict(value) for value in (-2, -1, 0)] == model.predict([-2, -1, 0]).tolist()  # type: ignore[union-attr]  # a batch gives an array
+    for odd in (1, -3, [0, 1], 0.5, "0", True):
+        with pytest.raises(ConfigError, match=r"(the observation is (1|-3), allowed are|an integer from) -2 to 0"):
+            model.predict(odd)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from gymnasium import Space
+from gymnasium.spaces import Discrete
 
 from rl_training.envs.samples import RunningEpisode, SampleRecorder
 from rl_training.errors import EnvironmentStepError, TrainingStateError
@@ -26,8 +28,15 @@ MAX_REPLAYED_STEPS = 100_000  # actions kept of a running episode: some megabyte
 class EpisodeTracker:
     """Counts episodes per env. An episode's seed is a function of (run seed, env index, episode number)."""
 
-    def __init__(self, num_envs: int, run_seed: int, max_replayed_steps: int = MAX_REPLAYED_STEPS) -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        run_seed: int,
+        observation_space: Space[Any] | None = None,
+        max_replayed_steps: int = MAX_REPLAYED_STEPS,
+    ) -> None:
         self.run_seed = run_seed
+        self._choices = choices_of(observation_space)
         self.max_replayed_steps = max_replayed_steps
         self.episode_numbers = np.full(num_envs, -1, dtype=np.int64)  # -1 before the first reset
         self.seeds: list[int | None] = [None] * num_envs
@@ -48,7 +57,7 @@ class EpisodeTracker:
         stays_out_of_step = self.out_of_step and not mask.all()
         self.out_of_step = True
         result = vector_reset(mask, seeds, options or None)
-        check_finite(result[0], lambda index: self.locate_reset(index, seeds[index]))
+        check_obs(result[0], self._choices, lambda index: self.locate_reset(index, seeds[index]))
         self.out_of_step = stays_out_of_step
         self.seeds = [new if starts else old for new, old, starts in zip(seeds, self.seeds, mask, strict=True)]
         self.episode_numbers[mask] += 1
@@ -144,8 +153,8 @@ class EpisodeTracker:
         return f"env {index}, restore of episode {self.episode_numbers[index]}"
 
     def check_numbers(self, obs: Any, actions: Array, rewards: FloatArray) -> None:
-        """Refuse observations or rewards that are no finite numbers, before anything learns from them."""
-        check_finite(obs, lambda index: self.locate(index, actions[index]))
+        """Refuse rewards and observations that are not finite or not in a Discrete space, before anything uses them."""
+        check_obs(obs, self._choices, lambda index: self.locate(index, actions[index]))
         if not _all_finite(rewards):
             index = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise EnvironmentStepError(f"{self.locate(index, actions[index])}: the reward is {rewards[index]}")
@@ -192,12 +201,31 @@ def reset_place(index: int, episode: int, seed: int | None) -> str:
     return f"env {index}, episode {episode} (seed {seed}), reset"
 
 
+def check_obs(obs: Any, choices: range | None, locate: Callable[[int], str]) -> None:
+    """Refuse observations [env, ...] that are not finite, or not one of the `choices` of a Discrete space."""
+    if choices is None:
+        _check_finite(obs, locate)
+    elif obs.min() < choices.start or obs.max() >= choices.stop:
+        index = next(index for index, value in enumerate(obs.tolist()) if value not in choices)
+        raise EnvironmentStepError(f"{locate(index)}: {out_of_range(choices, obs[index])}")
+
+
+def choices_of(space: Space[Any] | None) -> range | None:
+    """The values of a Discrete space; none for any other."""
+    return range(int(space.start), int(space.start + space.n)) if isinstance(space, Discrete) else None
+
+
+def out_of_range(choices: range, value: Any) -> str:
+    """What is wrong with a value that is not one of `choices`, for messages."""
+    return f"the observation is {value}, allowed are {choices.start} to {choices.stop - 1}"
+
+
 def _all_finite(values: Array) -> bool:
     """A sum of squares shows it in a third of the time; one that overflows asks for a closer look."""
     return math.isfinite(np.vdot(values, values)) or bool(np.isfinite(values).all())
 
 
-def check_finite(obs: Any, locate: Callable[[int], str]) -> None:
+def _check_finite(obs: Any, locate: Callable[[int], str]) -> None:
     """Refuse observations [env, ...] that are no finite numbers; `locate` says where one came from, given its index."""
     if not (isinstance(obs, np.ndarray) and obs.dtype.kind == "f") or _all_finite(obs):
         return

@@ -25,7 +25,7 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
 
     def __init__(self, env_fns: Sequence[EnvFactory], run_seed: int) -> None:
         super().__init__(env_fns, autoreset_mode=AutoresetMode.DISABLED)
-        self.tracker = EpisodeTracker(self.num_envs, run_seed)
+        self.tracker = EpisodeTracker(self.num_envs, run_seed, self.single_observation_space)
         self.calls = EnvCalls()
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> ResetResult:

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_training.algorithms.base import Learner
+from rl_training.envs.episodes import choices_of, out_of_range
 from rl_training.envs.factory import make_env
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import CheckpointState
@@ -58,12 +59,25 @@ def evaluate_agent(agent: Agent, num_episodes: int) -> MetricDict:
         return evaluator.evaluate(agent.learner.policy, num_episodes, agent.step).metrics
 
 
+def _check_choices(space: spaces.Space[Any], given: Array) -> None:
+    """Refuse what a Discrete observation cannot be."""
+    choices = choices_of(space)
+    if choices is None:
+        return
+    if given.dtype.kind not in "iu":
+        raise ConfigError(f"an observation is an integer from {choices.start} to {choices.stop - 1}, given was {given}")
+    for value in given.ravel().tolist():
+        if value not in choices:
+            raise ConfigError(out_of_range(choices, value))
+
+
 def predict_action(agent: Agent, obs: Any, deterministic: bool = True) -> int | Array:
     """An env action for one observation, or one per row of a batch; a single discrete action is an `int`."""
     given, expected = np.asarray(obs), agent.observation_space.shape
     single = given.shape == expected
     if not single and given.shape[1:] != expected:
         raise ConfigError(f"an observation has shape {expected}, a batch (n, *{expected}), given was {given.shape}")
+    _check_choices(agent.observation_space, given)
     actions = agent.learner.policy.predict(given[None] if single else given, deterministic=deterministic)
     if not single:
         return actions

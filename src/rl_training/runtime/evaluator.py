@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl_training.envs.common import batch_obs
-from rl_training.envs.episodes import check_finite, reset_place, step_place
+from rl_training.envs.episodes import check_obs, choices_of, reset_place, step_place
 from rl_training.envs.factory import make_single_env
 from rl_training.envs.guard import ENV_FAILURES, RESET_PATIENCE, STEP_PATIENCE, EnvCalls
 from rl_training.envs.vector import AnyEnv
@@ -196,6 +196,7 @@ class EpisodePlayer:
         def place(index: int) -> str:
             return seats[index].place()
 
-        obs = batch_obs(seats[0].env.observation_space, [seat.obs for seat in seats], place)
-        check_finite(obs, place)
+        space = seats[0].env.observation_space
+        obs = batch_obs(space, [seat.obs for seat in seats], place)
+        check_obs(obs, choices_of(space), place)
         return obs
