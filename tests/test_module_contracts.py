@@ -21,8 +21,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "rl_training"
 # From the bottom up: a module may import from its own layer and from those above it in this list.
 LAYERS = [
     [
-        *("", "_lazy", "compiling", "cores", "errors", "interpreters", "memory", "output", "private", "provenance"),
-        *("streams", "terminal", "trust"),
+        *("", "_lazy", "compiling", "cores", "errors", "interpreters", "limits", "memory", "output", "private"),
+        *("provenance", "streams", "terminal", "trust"),
     ],
     [f"experiment.{name}" for name in ("validation", "schedules", "config", "files", "dialect", "sources")],
     [f"experiment.{name}" for name in ("payload", "manifest", "migration", "segments")],

@@ -139,18 +139,6 @@ def test_a_replay_buffer_that_does_not_fit_is_refused_with_a_suggestion(make_con
     assert not config.output_dir.exists()
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
-@pytest.mark.parametrize(("vectorization", "num_envs"), [("sync", 10**9), ("async", 10**5)])
-def test_more_envs_than_memory_holds_are_refused_before_they_are_built(
-    make_config: MakeConfig, algo: str, vectorization: str, num_envs: int
-) -> None:
-    kwargs = {} if algo == "ppo" else {"buffer_capacity": 10**9 + 8}
-    config = make_config(algo=algo, num_envs=num_envs, vectorization=vectorization, algo_kwargs=kwargs)
-    with pytest.raises(ConfigError, match=f"GiB needed.*lower num_envs={num_envs}"):
-        get_algorithm_spec(algo).train_fn(config)
-    assert not config.output_dir.exists()
-
-
 @BOTH
 @pytest.mark.parametrize("changes", [{"buffer_capacity": 4}, {"buffer_capacity": 8, "batch_size": 9}])
 def test_a_replay_buffer_that_cannot_serve_a_batch_is_refused(

@@ -13,7 +13,7 @@ def available_cores() -> int:
     """Those of its affinity, and no more than its control group pays for."""
     if sys.platform != "linux":
         return os.cpu_count() or 1
-    return int(min(len(os.sched_getaffinity(0)), cgroup_cores(_CGROUPS / _own_cgroup())))
+    return int(min(len(os.sched_getaffinity(0)), cgroup_cores(own_cgroup_folder())))
 
 
 def cpu_name() -> str:
@@ -32,6 +32,11 @@ def _cpu_info(*fields: str) -> str:
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(fields)), "")
+
+
+def own_cgroup_folder() -> Path:
+    """The folder of this process's control group (version 2)."""
+    return _CGROUPS / _own_cgroup()
 
 
 def _own_cgroup() -> str:

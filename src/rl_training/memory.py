@@ -14,7 +14,7 @@ def check_memory(num_bytes: int, remedy: str) -> None:
     """Refuse what does not fit into the memory that is free now."""
     free = psutil.virtual_memory().available
     if num_bytes > free:
-        raise ConfigError(f"{num_bytes / 2**30:,.1f} GiB needed, {free / 2**30:.1f} GiB free: {remedy}")
+        raise ConfigError(f"{num_bytes // 2**20 / 2**10:,.1f} GiB needed, {free / 2**30:.1f} GiB free: {remedy}")
 
 
 def keep_freed_memory() -> None:

@@ -1,13 +1,17 @@
 """Environments from a config: single ones for evaluation, a vector for training. Errors say what would work."""
 
+import math
 import sys
+import time
 import tracemalloc
-from contextlib import closing
+import warnings
+from contextlib import ExitStack, closing
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import gymnasium
+import psutil
 from gymnasium import Env
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import DependencyNotInstalled, Error, NameNotFound, NamespaceNotFound, VersionNotFound
@@ -19,15 +23,24 @@ from rl_training.envs.native import NativeEpisodeVectorEnv
 from rl_training.envs.probes import register_probes
 from rl_training.envs.vector import AnyEnv, EpisodeVectorEnv, SyncEpisodeVectorEnv
 from rl_training.envs.workers import AsyncEpisodeVectorEnv
-from rl_training.errors import EnvironmentSetupError
+from rl_training.errors import EnvironmentSetupError, EnvironmentStepError, told
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.validation import nearest_name
+from rl_training.limits import check_open_files, check_processes
 from rl_training.memory import check_memory
 from rl_training.trust import admit_env_module
 
+ANNOUNCED_SECONDS = 3.0  # building takes longer than this: the user is told
+
 _SURELY_FIT = 64  # so many copies are built without being measured first
 WORKER_STEP_TIMEOUT = 5.0  # seconds; a worker process that is only slow is started again at little cost
+_MEASURED_COPIES = 16
+_RSS_NOISE = 2**20  # how much a process grows by the way
+_BOOKKEEPING_BYTES = 400  # of one env's episode: seed, counters, last action
+_SHOWN_COPIES = 4  # of an observation: by the env, by the vector, twice in shared memory
 _WORKER_BYTES = 30 * 2**20  # an interpreter with NumPy and Gymnasium
+_FILES_PER_WORKER = 3
+_THREADS_PER_WORKER = 2
 
 # Which extra of this package brings the simulator that an environment's module needs.
 _EXTRAS = {
@@ -58,11 +71,10 @@ def resolve_vectorization(config: TrainConfig) -> tuple[TrainConfig, str | None]
 def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
     """`num_envs` copies behind one interface, autoreset off; the caller closes it."""
     config, _ = resolve_vectorization(config)
-    if config.num_envs > _SURELY_FIT:
-        check_memory(config.num_envs * _env_bytes(config), f"lower num_envs={config.num_envs}")
+    check_num_envs(config)
     env_fn = env_factory(config)
     if config.vectorization == "sync":
-        return SyncEpisodeVectorEnv([env_fn] * config.num_envs, config.seed)
+        return SyncEpisodeVectorEnv([AnnouncedFactory(env_fn, config.num_envs)] * config.num_envs, config.seed)
     if config.vectorization == "native":
         with closing(env_fn()):  # says what is wrong with the arguments
             return NativeEpisodeVectorEnv(
@@ -88,16 +100,81 @@ def env_factory(config: TrainConfig) -> EnvFactory:
     return partial(make_single_env, config.env_id, config.env_kwargs)
 
 
+class AnnouncedFactory:
+    """Makes envs one after the other, and says once how long it will take when it takes more than a few seconds."""
+
+    def __init__(self, env_fn: EnvFactory, num_envs: int) -> None:
+        self._env_fn = env_fn
+        self._num_envs = num_envs
+        self._num_made = 0
+        self._announced = False
+        self._started_at = 0.0
+
+    def __call__(self) -> AnyEnv:
+        """Make the next env."""
+        if self._num_made == 0:
+            self._started_at = time.monotonic()
+        env = self._env_fn()
+        self._num_made += 1
+        elapsed = time.monotonic() - self._started_at
+        if elapsed > ANNOUNCED_SECONDS and not self._announced:
+            self._announced = True
+            left = elapsed / self._num_made * (self._num_envs - self._num_made)
+            warnings.warn(
+                f"building envs: {self._num_made:,} of {self._num_envs:,} after {elapsed:.0f} s, "
+                f"about {left:,.0f} s left",
+                stacklevel=2,
+            )
+        return env
+
+
+def check_num_envs(config: TrainConfig) -> None:
+    """Refuse more envs than memory, processes or open files allow, before they are built."""
+    remedy = f"lower num_envs={config.num_envs}"
+    if config.vectorization == "async":
+        workers = -(-config.num_envs // config.envs_per_worker)
+        purpose, remedy = f"{workers:,} worker processes", f"{remedy} or raise envs_per_worker={config.envs_per_worker}"
+        check_processes(workers, _THREADS_PER_WORKER, purpose, remedy)
+        check_open_files(_FILES_PER_WORKER * workers, purpose, remedy)
+    if config.num_envs > _SURELY_FIT:
+        check_memory(_vector_bytes(config), remedy)
+
+
+def _vector_bytes(config: TrainConfig) -> int:
+    """Memory of all envs, of the arrays they share, and of their processes if they get any."""
+    with closing(make_single_env(config.env_id, config.env_kwargs)) as env:
+        space = env.observation_space
+    shown = 0 if space.shape is None or space.dtype is None else math.prod(space.shape) * space.dtype.itemsize
+    total = config.num_envs * (_BOOKKEEPING_BYTES + _SHOWN_COPIES * shown)
+    if config.vectorization != "native":
+        total += config.num_envs * _env_bytes(config)
+    if config.vectorization == "async":
+        total += -(-config.num_envs // config.envs_per_worker) * _WORKER_BYTES
+    return total
+
+
 def _env_bytes(config: TrainConfig) -> int:
-    """A lower bound: what one copy takes in Python's own memory, and its process if it gets one."""
-    tracemalloc.start()
-    try:
-        with closing(make_single_env(config.env_id, config.env_kwargs)) as env:
-            env.reset(seed=0)
+    """What one copy takes: in Python's own memory, or by the growth of the process, which sees C libraries too."""
+    with ExitStack() as opened:
+        tracemalloc.start()
+        try:
+            _open_env(config, opened)
             traced, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    return traced + (_WORKER_BYTES if config.vectorization == "async" else 0)
+        finally:
+            tracemalloc.stop()
+        before = psutil.Process().memory_info().rss
+        for _ in range(_MEASURED_COPIES):
+            _open_env(config, opened)
+        grown = psutil.Process().memory_info().rss - before
+    return max(traced, (grown - _RSS_NOISE) // _MEASURED_COPIES)
+
+
+def _open_env(config: TrainConfig, opened: ExitStack) -> None:
+    env = opened.enter_context(closing(make_single_env(config.env_id, config.env_kwargs)))
+    try:
+        env.reset(seed=0)
+    except Exception as error:
+        raise EnvironmentStepError(f"{config.env_id}, reset with seed 0: {told(error)}") from error
 
 
 def make_single_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:

@@ -44,7 +44,11 @@ class Worker:
         self._busy = False
         start_fork_server(multiprocessing.get_start_method())
         with theirs:
-            self.process.start()
+            try:
+                self.process.start()
+            except BaseException:
+                self.end.close()
+                raise
 
     def send(self, command: Command, seconds: float) -> None:
         """Raises `OSError` if the worker is gone or does not listen."""

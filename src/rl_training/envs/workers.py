@@ -23,6 +23,7 @@ from rl_training.envs.serving import BringBack, Command, SharedArrays, make_shar
 from rl_training.errors import CheckpointError, EnvironmentSetupError, EnvironmentStepError, TrainingStateError
 
 SLOW_CALL = 12  # how many times as long as a step a start, a reset or a restore may take
+_LONGEST_TIMEOUT = 2e6  # seconds; the system's own wait takes milliseconds in 32 bits
 _REPLAYED_STEP = 0.01  # what part of a step's timeout each replayed step adds to that of a restore
 
 
@@ -65,7 +66,7 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> None:
         self.num_envs = len(env_fns)
         self._adopt_description(env_fns[0])
-        self.tracker = EpisodeTracker(self.num_envs, run_seed)
+        self.tracker = EpisodeTracker(self.num_envs, run_seed, self.single_observation_space)
         self._step_timeout = step_timeout
         self._max_restarts = max_restarts
         memory = make_shared_memory(self.single_observation_space, self.num_envs, multiprocessing.get_context())
@@ -95,6 +96,12 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
         except EnvironmentStepError as error:
             self.close()
             raise EnvironmentSetupError(str(error)) from error.__cause__
+        except OSError as error:  # no process, no socket or no memory to be had
+            self.close()
+            raise EnvironmentSetupError(
+                f"{len(self._pool.slices)} worker processes cannot be started ({error.strerror}): lower num_envs, "
+                "raise envs_per_worker, or raise the limits of open files (ulimit -n) and processes (ulimit -u)"
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -192,7 +199,7 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _restore_timeout(self, chosen: BoolArray) -> float:
         replayed = int(self.tracker.lengths[chosen].sum())
-        return self._slow_timeout + _REPLAYED_STEP * self._step_timeout * replayed
+        return min(self._slow_timeout + _REPLAYED_STEP * self._step_timeout * replayed, _LONGEST_TIMEOUT)
 
     def close_extras(self) -> None:
         """Stop the workers; never takes longer than a few seconds."""

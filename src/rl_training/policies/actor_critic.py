@@ -10,7 +10,7 @@ from torch import Tensor
 from rl_training.policies.base import Array, PolicyOutput
 from rl_training.policies.distributions import LOG_STD, Scores, build_distribution
 from rl_training.policies.encoders import Encoder
-from rl_training.policies.host import HostedParams, pack_policy, unpack_policy
+from rl_training.policies.host import make_trained_params, pack_policy, unpack_policy
 from rl_training.policies.mlp import MLP, NetworkSpec, Trace
 from rl_training.policies.noise import ActingNoise, WhiteNoise
 
@@ -50,7 +50,7 @@ class ActorCritic:
         self.actor = MLP("actor", [*features, self.distribution.num_outputs], network.activation)
         self.critic = MLP("critic", [*features, 1], network.activation)
         shapes = {**self.actor.shapes, **self.critic.shapes, **self.distribution.shapes}
-        self.params = HostedParams(shapes, network.device)
+        self.params = make_trained_params(shapes, network.device)
         self._noise = noise
 
     def initialise(self, generator: torch.Generator, log_std: float) -> None:

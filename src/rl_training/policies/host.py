@@ -1,5 +1,6 @@
 """Parameters that torch trains on its device and NumPy acts with on the host; on the CPU both share one memory."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,8 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_training.memory import check_memory
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.flat import FlatLayout, FloatArray, Shape
+
+_COPIES = 6  # weights, gradient, two moments, a target or the values to start from, and space to compute them in
+
+
+def make_trained_params(shapes: Mapping[str, Shape], device: torch.device) -> "HostedParams":
+    """Parameters for a network that is to be trained, if they fit into memory with all that training adds."""
+    num_parameters = sum(math.prod(shape) for shape in shapes.values())
+    check_memory(
+        (_COPIES if device.type == "cpu" else 2) * 4 * num_parameters,
+        f"lower algo_kwargs.hidden_sizes (a network has {num_parameters:,} parameters)",
+    )
+    return HostedParams(shapes, device)
 
 
 class HostedParams:

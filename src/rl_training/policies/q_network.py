@@ -12,7 +12,7 @@ from rl_training.errors import EnvironmentSetupError
 from rl_training.policies.base import Array
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.flat import FloatArray, Shape
-from rl_training.policies.host import HostedParams
+from rl_training.policies.host import make_trained_params
 from rl_training.policies.mlp import MLP, NetworkSpec, Trace
 
 
@@ -48,7 +48,7 @@ class QNetwork:
         self.advantage = MLP("advantage", [*features, self.num_actions], network.activation)
         self.value = MLP("value", [*features, 1], network.activation) if dueling else None
         shapes = {**self.advantage.shapes, **(self.value.shapes if self.value else {})}
-        self.params = HostedParams(shapes, network.device)
+        self.params = make_trained_params(shapes, network.device)
 
     def initialise(self, generator: torch.Generator) -> None:
         """Random weights from `generator`, which is on the CPU so that every device starts alike."""

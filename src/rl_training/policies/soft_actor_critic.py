@@ -15,7 +15,7 @@ from rl_training.policies.base import Array
 from rl_training.policies.distributions import BoundedActions
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.flat import Shape
-from rl_training.policies.host import HostedParams, pack_policy, unpack_policy
+from rl_training.policies.host import make_trained_params, pack_policy, unpack_policy
 from rl_training.policies.mlp import MLP, NetworkSpec, Trace, activate, affine, product, through_activation
 from rl_training.policies.noise import ActingNoise, WhiteNoise
 
@@ -69,7 +69,7 @@ class SquashedActor:
         self.action_dtype = torch.float32
         sizes = [self.encoder.size, *network.hidden_sizes, 2 * self.actions.size]
         self.network = MLP("actor", sizes, network.activation)
-        self.params = HostedParams(self.network.shapes, network.device)
+        self.params = make_trained_params(self.network.shapes, network.device)
         self._noise = noise
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -133,7 +133,7 @@ class TwinCritics:
         shapes: dict[str, Shape] = {}
         for (weight, bias), inputs, outputs in zip(self.layers, self.sizes[:-1], self.sizes[1:], strict=True):
             shapes |= {weight: (NUM_CRITICS, inputs, outputs), bias: (NUM_CRITICS, 1, outputs)}
-        self.params = HostedParams(shapes, network.device)
+        self.params = make_trained_params(shapes, network.device)
 
     def initialise(self, generator: torch.Generator) -> None:
         """Random weights, different for the two critics."""

@@ -8,6 +8,7 @@ from rl_training.algorithms.dqn import DQNLearner, DQNParams
 from rl_training.data.sampling import PrioritizedSampler, Sampler, UniformSampler
 from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.config import TrainConfig, resolve_params
+from rl_training.memory import check_memory
 from rl_training.policies.q_network import QNetwork
 from rl_training.runtime.off_policy import plan_off_policy, wire_off_policy
 from rl_training.runtime.plan import TrainingPlan
@@ -39,6 +40,7 @@ def build_dqn_sampler(config: TrainConfig, params: DQNParams) -> Sampler:
     """Uniform or prioritised, by the parameters."""
     stream = make_stream(config.seed, "replay")
     if params.prioritized:
+        check_memory(params.sampler_bytes, "lower algo_kwargs.buffer_capacity")
         return PrioritizedSampler(params.buffer_capacity, params.priority_alpha, stream)
     return UniformSampler(stream)
 
@@ -54,4 +56,4 @@ def plan_dqn(config: TrainConfig) -> TrainingPlan:
     return plan_off_policy(config, build_dqn_learner)
 
 
-train_dqn = build_train_fn(resolve_dqn_params, wire_dqn)
+train_dqn = build_train_fn(resolve_dqn_params, wire_dqn, plan_dqn)

@@ -31,6 +31,7 @@ from rl_training.experiment.groups import (
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import check_output_dir
+from rl_training.limits import check_open_files
 from rl_training.memory import check_memory
 from rl_training.runtime.callbacks import StopRules
 from rl_training.runtime.group_progress import GroupDisplay, SeedProgress
@@ -40,6 +41,8 @@ from rl_training.runtime.seed_process import Beat, Ending, SeedJob, in_seed_proc
 from rl_training.runtime.wiring import with_resolved_compile
 
 Jobs = int | Literal["auto"]
+
+_FILES_PER_RUN = 4
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,9 @@ def resolve_jobs(jobs: Jobs, num_seeds: int, num_threads: int | Literal["auto"] 
     count = max(1, available_cores() // threads) if jobs == "auto" else jobs
     if count < 1:
         raise ConfigError(f"jobs={count}: give auto, or at least 1 process")
-    return min(count, num_seeds)
+    most = min(count, num_seeds)
+    check_open_files(_FILES_PER_RUN * most, f"{most} runs at once", f"lower --jobs {most}")
+    return most
 
 
 def train_seeds(

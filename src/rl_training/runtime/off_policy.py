@@ -6,11 +6,12 @@ from functools import partial
 from typing import Any
 
 from gymnasium import spaces
+from torch import Tensor
 
 from rl_training.algorithms.base import OffPolicyLearner, OffPolicyParams
 from rl_training.data.replay_buffer import ReplayBuffer, transition_bytes
 from rl_training.data.sampling import Sampler
-from rl_training.envs.factory import make_env
+from rl_training.envs.factory import check_num_envs, make_env
 from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import check_memory
@@ -59,7 +60,7 @@ def updates_owed(params: OffPolicyParams, before: int, after: int) -> int:
 def build_replay(config: TrainConfig, learner: OffPolicyLearner, sampler: Sampler) -> ReplayBuffer:
     """An empty replay buffer that fits the learner's spaces, if it fits into memory."""
     params, policy = learner.params, learner.policy
-    check_memory(replay_bytes(learner), "lower algo_kwargs.buffer_capacity")
+    check_replay_memory(learner)
     return ReplayBuffer(
         params.buffer_capacity,
         policy.encoder.shape,
@@ -80,16 +81,30 @@ def wire_off_policy(config: TrainConfig, envs: EpisodeVectorEnv, learner: OffPol
 
 
 def replay_bytes(learner: OffPolicyLearner) -> int:
-    """Memory that the learner's replay buffer will take."""
+    """Memory that the learner's replay buffer will take, with what its sampler keeps."""
     encoder = learner.policy.encoder
     row = transition_bytes(encoder.shape, learner.policy.action_shape, encoder.storage_dtype)
-    return learner.params.buffer_capacity * row
+    return learner.params.buffer_capacity * row + learner.params.sampler_bytes
+
+
+def check_replay_memory(learner: OffPolicyLearner) -> None:
+    """Refuse a replay buffer that does not fit into the memory that is free."""
+    check_memory(replay_bytes(learner), "lower algo_kwargs.buffer_capacity")
+
+
+def _tensor_bytes(state: object) -> int:
+    """Memory of all tensors in a state."""
+    if isinstance(state, Tensor):
+        return state.nbytes
+    return sum(map(_tensor_bytes, state.values())) if isinstance(state, dict) else 0
 
 
 def plan_off_policy(config: TrainConfig, build_learner: BuildOffPolicyLearner) -> TrainingPlan:
     """Count what the loop would do, by the loop's own rules; makes one env, but no file."""
     with closing(make_env(config, 0)) as env:
         learner = build_learner(config, env.observation_space, env.action_space)
+    check_num_envs(config)
+    check_replay_memory(learner)
     params = learner.params
     warm_up, learning = iteration_stretches(params, config)
     env_steps = learning.limit
@@ -98,7 +113,7 @@ def plan_off_policy(config: TrainConfig, build_learner: BuildOffPolicyLearner) -
         gradient_steps=updates_owed(params, 0, env_steps),
         evaluations=count_events(config.eval_interval, (warm_up, learning)) if config.eval_episodes else 0,
         checkpoints=1 + count_events(config.checkpoint_interval, (warm_up, learning)),
-        memory_bytes=replay_bytes(learner),
+        memory_bytes=replay_bytes(learner) + _tensor_bytes(learner.state_dict()),
         details={
             "iterations": warm_up.num_iterations + learning.num_iterations,
             "warm-up env steps": min(params.learning_starts, env_steps),

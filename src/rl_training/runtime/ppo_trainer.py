@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from rl_training.algorithms.ppo import PPOLearner, PPOParams
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.envs.factory import make_env
+from rl_training.envs.factory import check_num_envs, make_env
 from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.memory import check_memory
@@ -43,15 +43,18 @@ def build_ppo_learner(
     return PPOLearner(policy, params, setup)
 
 
-def build_rollout(config: TrainConfig, learner: PPOLearner, device: str = "cpu") -> RolloutBuffer:
-    """An empty rollout that fits the learner's spaces, by default on the CPU where the envs are."""
+def build_rollout(config: TrainConfig, learner: PPOLearner) -> RolloutBuffer:
+    """An empty rollout that fits the learner's spaces, on the CPU where the envs are."""
+    return _make_rollout(learner, learner.params.num_steps, config.num_envs)
+
+
+def _make_rollout(learner: PPOLearner, num_steps: int, num_envs: int) -> RolloutBuffer:
     policy = learner.policy
     return RolloutBuffer(
-        learner.params.num_steps,
-        config.num_envs,
+        num_steps,
+        num_envs,
         policy.encoder.shape,
         policy.distribution.action_shape,
-        device,
         obs_dtype=policy.encoder.storage_dtype,
         action_dtype=policy.distribution.action_dtype,
     )
@@ -59,13 +62,20 @@ def build_rollout(config: TrainConfig, learner: PPOLearner, device: str = "cpu")
 
 def rollout_bytes(config: TrainConfig, learner: PPOLearner) -> int:
     """Memory of the rollout, and of its shuffled copy while learning."""
-    return 2 * build_rollout(config, learner, device="meta").num_bytes
+    return 2 * learner.params.num_steps * config.num_envs * _make_rollout(learner, 1, 1).num_bytes
+
+
+def check_rollout_memory(config: TrainConfig, learner: PPOLearner) -> None:
+    """Refuse a rollout that does not fit into the memory that is free."""
+    check_memory(rollout_bytes(config, learner), "lower num_envs or algo_kwargs.num_steps")
 
 
 def plan_ppo(config: TrainConfig) -> TrainingPlan:
     """Count what `train_ppo` would do; makes one env, but no file."""
     with closing(make_env(config, 0)) as env:
         learner = build_ppo_learner(config, env.observation_space, env.action_space)
+    check_num_envs(config)
+    check_rollout_memory(config, learner)
     params = learner.params
     rollout_size = params.num_steps * config.num_envs
     env_steps = round_up(config.total_timesteps, rollout_size)
@@ -92,9 +102,9 @@ def plan_ppo(config: TrainConfig) -> TrainingPlan:
 def wire_ppo(config: TrainConfig, envs: EpisodeVectorEnv) -> Wiring:
     """Learner and rollout on these envs."""
     learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
-    check_memory(rollout_bytes(config, learner), "lower num_envs or algo_kwargs.num_steps")
+    check_rollout_memory(config, learner)
     rollout = build_rollout(config, learner)
     return Wiring(TrainingParts(learner, rollout, envs), lambda session: run_on_policy(session, envs, learner, rollout))
 
 
-train_ppo = build_train_fn(resolve_ppo_params, wire_ppo)
+train_ppo = build_train_fn(resolve_ppo_params, wire_ppo, plan_ppo)

@@ -57,4 +57,4 @@ def plan_sac(config: TrainConfig) -> TrainingPlan:
     return plan_off_policy(config, build_sac_learner)
 
 
-train_sac = build_train_fn(resolve_sac_params, wire_sac)
+train_sac = build_train_fn(resolve_sac_params, wire_sac, plan_sac)

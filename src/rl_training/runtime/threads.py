@@ -13,6 +13,7 @@ from rl_training.runtime.run_utils import limited_threads
 
 _TRIALS = 15
 _TRIAL_SECONDS = 2e-3
+_MOST_ROWS, _MOST_WIDTH = 2_048, 1_024  # tried at most: larger products need no other answer, only more time and memory
 _WORTH = 1.3  # how many times as fast several threads must be: they cost the other processes of the machine their cores
 
 
@@ -30,6 +31,7 @@ def choose_threads(rows: int, width: int, cores: int) -> tuple[int, str]:
     """One thread or all cores, by the better time for the product of `rows` features with a square layer."""
     if cores == 1:
         return 1, "one core"
+    rows, width = min(rows, _MOST_ROWS), min(width, _MOST_WIDTH)
     one, many = (_product_seconds(rows, width, threads) for threads in (1, cores))
     reason = f"a product of {rows}x{width} with {width}x{width} takes {1e6 * one:.0f} us on 1 thread, "
     return cores if one > _WORTH * many else 1, f"{reason}{1e6 * many:.0f} us on {cores}"

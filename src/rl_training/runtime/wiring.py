@@ -20,10 +20,13 @@ from rl_training.experiment.trackers.opening import check_trackers
 from rl_training.experiment.validation import StrictModel
 from rl_training.runtime.callbacks import Callback, CallbackList
 from rl_training.runtime.lifecycle import RunOptions, run_training
+from rl_training.runtime.plan import TrainingPlan
 from rl_training.runtime.run_utils import tuned_for_training
 from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.threads import resolve_threads
 from rl_training.runtime.trainer import TrainResult
+
+_QUICKLY_BUILT = 64  # envs
 
 
 def with_resolved_compile(config: TrainConfig, params: StrictModel) -> TrainConfig:
@@ -72,9 +75,14 @@ class Wiring:
 
 
 def build_train_fn(
-    resolve_params: Callable[[TrainConfig], StrictModel], wire: Callable[[TrainConfig, EpisodeVectorEnv], Wiring]
+    resolve_params: Callable[[TrainConfig], StrictModel],
+    wire: Callable[[TrainConfig, EpisodeVectorEnv], Wiring],
+    plan: Callable[[TrainConfig], TrainingPlan] | None = None,
 ) -> TrainFn:
-    """The train function of an algorithm. Nothing is written to disk before its parts are wired."""
+    """The train function of an algorithm. Nothing is written to disk before its parts are wired.
+
+    With a `plan`, experience that does not fit into memory is refused before many envs are built.
+    """
 
     def train(
         config: TrainConfig,
@@ -92,6 +100,8 @@ def build_train_fn(
         check_trackers(config)
         config, threads = resolve_threads(config, params)
         config, vectorization = resolve_vectorization(config)
+        if plan is not None and config.num_envs > _QUICKLY_BUILT:
+            plan(config)
         decisions = {"num_threads": threads, "vectorization": vectorization}
         scheduled = params.scheduled_names() if isinstance(params, LearnerParams) else []
         options = RunOptions(
