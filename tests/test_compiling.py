@@ -1,6 +1,7 @@
 """Compiled updates: the same maths as eager ones, resumed exactly, used where they pay, and never needed."""
 
 import fcntl
+import importlib
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from chaos import result_of as outcome
 from conftest import MakeConfig
 from test_exact_resume import SignalAt, train
 
+import rl_training
 from rl_training.algorithms import step_packages
 from rl_training.algorithms.base import Batch, GradientStep
 from rl_training.algorithms.optim import Descent
@@ -142,6 +144,40 @@ def test_a_package_is_only_for_what_it_was_compiled_for(monkeypatch: pytest.Monk
     keys.add(package_key(step, inputs, "a run"))
     assert len(keys) == 8
     assert package_key(replace(step), [torch.zeros(16)], "a run") in keys
+
+
+def test_a_package_is_only_for_the_source_it_was_compiled_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "def slope(networks, batch, settings):\n    raise NotImplementedError\n"
+    module_path = tmp_path / "slope_from_elsewhere.py"
+    module_path.write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    slope = importlib.import_module("slope_from_elsewhere").slope
+    step = WholeStep(slope, {"net": FlatLayout({"weights": (16,)})}, ("actions",), (), eps=1e-8, max_norm=1.0)
+    first = package_key(step, [torch.ones(16)], "a run")
+    module_path.write_text(source.replace("NotImplementedError", "ValueError"))
+    assert package_key(step, [torch.ones(16)], "a run") != first
+    module_path.write_text(source)
+    assert package_key(step, [torch.ones(16)], "a run") == first
+
+
+def test_a_package_is_only_for_the_algorithms_it_was_compiled_from(tmp_path: Path) -> None:
+    """A copy of the package with one line changed must not load what the original has compiled."""
+    code = (
+        "import torch; from rl_training.algorithms.step_packages import package_key; "
+        "from rl_training.algorithms.whole_step import WholeStep; from rl_training.policies.flat import FlatLayout; "
+        "from rl_training.algorithms.dqn import huber_loss as slope; "
+        "step = WholeStep(slope, {'net': FlatLayout({'weights': (16,)})}, ('actions',), (), eps=1e-8, max_norm=1.0); "
+        "print(package_key(step, [torch.ones(16)], 'a run'))"
+    )
+    shutil.copytree(Path(rl_training.__file__).parent, tmp_path / "rl_training")
+    keys = []
+    for change in ("", "# changed\n"):
+        with (tmp_path / "rl_training" / "algorithms" / "dqn.py").open("a") as file:
+            file.write(change)
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+        keys.append(done.stdout)
+    assert keys[0] != keys[1]
 
 
 def test_the_packages_used_last_are_kept(tmp_path: Path) -> None:

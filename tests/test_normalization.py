@@ -111,3 +111,22 @@ def test_ppo_normalises_the_last_observations_as_all_others(make_config: MakeCon
     learner.compute_advantages(rollout, np.array([[0.0]], np.float32))
     expected = learner.policy.critic.forward(learner.policy.params.tensors(), torch.tensor([[2.0]])).item()
     assert rollout.bootstrap_values.item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_ppo_learns_from_a_rollout_with_the_statistics_it_was_collected_with(make_config: MakeConfig) -> None:
+    """The first pass over a rollout sees the very log-probs that acting had, so no probability has moved yet."""
+    from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
+
+    kwargs = {**NORMALISED, "num_steps": 8, "minibatch_size": 8, "update_epochs": 1}
+    config = make_config(num_envs=1, algo_kwargs=kwargs)
+    learner = build_ppo_learner(config, spaces.Box(-99.0, 99.0, (1,)), spaces.Discrete(2))
+    learner.policy.encoder.observe(np.array([[-1.0], [1.0]], np.float32))
+    rollout = build_rollout(config, learner)
+    for step in range(8):
+        obs = np.array([[5.0 * step]], np.float32)  # far from what the statistics have seen
+        rollout.add(obs=obs, actions=learner.act(obs), rewards=[float(step)], dones=[False])
+    learner.compute_advantages(rollout, np.array([[40.0]], np.float32))
+    metrics = learner.update(rollout, 0).metrics
+    assert metrics["approx_kl"] == pytest.approx(0.0, abs=1e-12)
+    assert metrics["policy_gradient_loss"] == pytest.approx(0.0, abs=1e-6)  # the mean of normalised advantages
+    assert learner.policy.encoder.normalizer.moments.count == 10  # and then they move

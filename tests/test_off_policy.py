@@ -9,6 +9,7 @@ import torch
 from conftest import MakeConfig
 
 from rl_training.algorithms.dqn import DQNParams
+from rl_training.data.sampling import UniformSampler
 from rl_training.envs.factory import make_vector_env
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
@@ -16,7 +17,7 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collection, collect_transitions
 from rl_training.runtime.dqn_trainer import train_dqn, wire_dqn
-from rl_training.runtime.off_policy import updates_owed
+from rl_training.runtime.off_policy import build_replay, updates_owed
 
 BOTH = pytest.mark.parametrize("algo", ["dqn", "sac"])
 
@@ -76,6 +77,54 @@ def test_updates_owed_by_hand() -> None:
     assert updates_owed(params, 8, 16) == 4  # 12 and 16; 8 lies in the warm-up
     assert updates_owed(params, 12, 15) == 0
     assert updates_owed(params, 12, 24) == 6
+    assert updates_owed(params, 0, 12) == 2  # 4 and 8 lie in the warm-up
+
+
+def test_a_vector_step_across_the_end_of_the_warm_up_owes_what_lies_behind_it(make_config: MakeConfig) -> None:
+    kwargs = {"learning_starts": 10, "train_frequency": 1}
+    config = make_config(algo="dqn", num_envs=8, total_timesteps=16, eval_episodes=0, algo_kwargs=kwargs)
+    assert train_dqn(config).metrics["num_updates"] == 6  # 11 to 16
+
+
+@BOTH
+def test_acting_is_asked_with_the_env_steps_of_all_envs(
+    make_config: MakeConfig, algo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(algo=algo, num_envs=4)
+    envs, spec = make_vector_env(config), get_algorithm_spec(algo)
+    learner: Any = spec.build_learner_fn(config, envs.single_observation_space, envs.single_action_space)
+    asked: list[int] = []
+    act = learner.act
+
+    def recorded(obs: Any, step: int) -> Any:
+        asked.append(step)
+        return act(obs, step)
+
+    monkeypatch.setattr(learner, "act", recorded)
+    replay = build_replay(config, learner, UniformSampler(np.random.default_rng(0)))
+    collection = Collection(envs.reset()[0])
+    collect_transitions(envs, learner, replay, collection, steps=(100, 118), interrupted=lambda: False)
+    assert asked == [100, 104, 108, 112, 116]
+
+
+def test_the_reward_scale_restarts_with_the_episode_at_a_time_limit_too(make_config: MakeConfig) -> None:
+    kwargs = {"normalize_rewards": True, "gamma": 0.5}
+    config = make_config(
+        algo="dqn", env_id="tests/Counting-v0", num_envs=1, env_kwargs={"ending": "truncated"}, algo_kwargs=kwargs
+    )
+    envs = make_vector_env(config)
+    wiring = wire_dqn(config, envs)
+    learner, replay = wiring.parts.learner, wiring.parts.buffer
+    collection = Collection(envs.reset()[0])
+    collect_transitions(envs, learner, replay, collection, steps=(0, 9), interrupted=lambda: False)  # type: ignore[arg-type]  # of DQN
+    rewards = replay._gather(np.arange(9))["rewards"].tolist()  # type: ignore[attr-defined]  # of DQN
+    estimates = []
+    for first in (0, 3, 6):  # every third step reaches the time limit
+        one, two, three = rewards[first : first + 3]
+        estimates += [one, 0.5 * one + two, 0.25 * one + 0.5 * two + three]
+    moments = learner.state_dict()["rewards"]["moments"]
+    assert moments["mean"].item() == pytest.approx(np.mean(estimates))
+    assert moments["variance"].item() == pytest.approx(np.var(estimates))
 
 
 @BOTH

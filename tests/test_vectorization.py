@@ -23,13 +23,17 @@ from rl_training.runtime.progress import ProgressDisplay
 from rl_training.runtime.workflows import prepare_resume
 
 
+def keep_up(obs: Any) -> Any:
+    """The actions of a controller that keeps the pole up."""
+    return (obs[:, 2] + 0.3 * obs[:, 3] + 0.02 * obs[:, 0] + 0.1 * obs[:, 1] > 0).astype(np.int64)
+
+
 def balance(envs: EpisodeVectorEnv, steps: int) -> list[Any]:
     """What a controller sees that keeps the pole up, so that episodes reach their time limit."""
     obs, _ = envs.reset()
     seen: list[Any] = [obs]
     for _ in range(steps):
-        actions = (obs[:, 2] + 0.3 * obs[:, 3] + 0.02 * obs[:, 0] + 0.1 * obs[:, 1] > 0).astype(np.int64)
-        obs, rewards, terminated, truncated, _ = envs.step(actions)
+        obs, rewards, terminated, truncated, _ = envs.step(keep_up(obs))
         seen += [obs, rewards, terminated, truncated]
         if (terminated | truncated).any():
             obs, _ = envs.reset(options={"reset_mask": terminated | truncated})
@@ -60,6 +64,24 @@ def test_a_native_run_is_resumed_exactly_in_either_kind(make_config: MakeConfig,
     prepare_resume(run_dir, [Layer("test", {"vectorization": other})]).train()
     assert outcome(run_dir) == outcome(straight)
     assert "not exact" not in str(read_metadata(context_of(run_dir))["resumed"])
+
+
+def test_a_restored_native_env_reaches_its_time_limit_when_the_others_do(make_config: MakeConfig) -> None:
+    config = make_config(num_envs=3, vectorization="native")
+    with closing(make_vector_env(config)) as envs, closing(make_vector_env(config)) as restored:
+        obs, _ = envs.reset()
+        for _ in range(450):
+            obs, *_ = envs.step(keep_up(obs))
+        restored.restore(envs.state_dict(), obs)
+        endings = []
+        for vector in (envs, restored):
+            shown, steps, truncated = obs, 450, np.zeros(3, np.bool_)
+            while not truncated.any() and steps < 600:
+                shown, _, _, truncated, _ = vector.step(keep_up(shown))
+                steps += 1
+            endings.append((steps, truncated.tolist(), shown.tolist()))
+    assert endings[0][:2] == (500, [True, True, True])
+    assert endings[1] == endings[0]
 
 
 def test_an_env_without_a_native_vector_env_says_what_would_work(make_config: MakeConfig) -> None:
