@@ -1,6 +1,7 @@
 """What a config accepts, what it refuses and how it says so, before any file is made."""
 
 import math
+import pwd
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rl_training.algorithms.ppo import PPOParams
 from rl_training.algorithms.sac import SACParams
 from rl_training.cli import load_config
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import TrainConfig, plain_config, with_resolved_params
+from rl_training.experiment.config import TrackerOptions, TrainConfig, plain_config, with_resolved_params
 from rl_training.experiment.default_manager import DefaultExperimentManager
 from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, write_config
@@ -113,6 +114,10 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("algo_kwargs.learning_rate", {"schedule": "linear"}),
     ("algo_kwargs.learning_rate", {"start": 1e-3, "end": -1e-3}),
     ("algo_kwargs.clip_coef", 0.0),
+    ("algo_kwargs.clip_coef", 1e308),
+    ("algo_kwargs.learning_rate", 1e308),
+    ("algo_kwargs.ent_coef", 1e308),
+    ("algo_kwargs.log_std_init", -1e308),
     ("algo_kwargs.clip_vf_coef", 0.0),
     ("algo_kwargs.ent_coef", -0.1),
     ("algo_kwargs.vf_coef", "0.5"),
@@ -247,16 +252,74 @@ def test_a_misspelt_key_is_refused_with_the_nearest_name(name: str, given: str, 
 
 
 @pytest.mark.parametrize(
-    ("name", "given"), [pair for name in PPOParams.model_fields for pair in _misspelt(name)], ids=str
+    ("algo", "name", "given"),
+    [
+        (algo, name, given)
+        for algo, section, model in MODELS
+        if section
+        for field in model.model_fields
+        for name, given in _misspelt(field)
+    ],
+    ids=str,
 )
-def test_a_misspelt_parameter_is_refused_with_the_nearest_name(name: str, given: str, tmp_path: Path) -> None:
-    config = TrainConfig(**config_values(tmp_path / "runs", SECTION + given, 1))
+def test_a_misspelt_parameter_is_refused_with_the_nearest_name(
+    algo: str, name: str, given: str, tmp_path: Path
+) -> None:
+    values = {**config_values(tmp_path / "runs", "algo_kwargs", {given: 1}), "algo": algo}
     expected = f"algo_kwargs.{given}: unknown key; did you mean '{name}'\\?"
     with pytest.raises(ConfigError, match=expected):
-        DefaultExperimentManager().setup(config)
+        DefaultExperimentManager().setup(TrainConfig(**values))
     with pytest.raises(ConfigError, match=expected):
-        train_ppo(config)
+        get_algorithm_spec(algo).train_fn(TrainConfig(**values))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [pair for name in TrackerOptions.model_fields for pair in _misspelt(name)], ids=str
+)
+def test_a_misspelt_tracker_option_is_refused(name: str, given: str, make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=f"{given}: unknown key"):
+        make_config(tracker_options={given: "x"})
+
+
+OFF_POLICY_BAD_VALUES: list[tuple[str, str, Any]] = [
+    *[(algo, "tau", value) for algo in ("dqn", "sac") for value in (0, 1.1, NAN, "0.5", True)],
+    *[(algo, "buffer_capacity", value) for algo in ("dqn", "sac") for value in (0, 4, 1e6, "8", None)],
+    *[(algo, "batch_size", value) for algo in ("dqn", "sac") for value in (0, 8.0, True, [8])],
+    *[(algo, "n_step", value) for algo in ("dqn", "sac") for value in (0, -1, 1.5)],
+    *[(algo, "learning_starts", value) for algo in ("dqn", "sac") for value in (-1, 1e3, "0")],
+    *[("dqn", "epsilon_start", value) for value in (-0.1, 1.1, NAN, INF, "1")],
+    *[("dqn", "exploration_fraction", value) for value in (-0.1, 1.5)],
+    *[("dqn", "priority_beta", value) for value in (0, NAN, 1e308, {"start": 1})],
+    *[("dqn", "double", value) for value in (1, "yes", None)],
+    *[("sac", "alpha", value) for value in (0, -1, NAN, INF, "AUTO", [1], 1e308)],
+    *[("sac", "target_entropy", value) for value in (NAN, INF, 1e308, "auto")],
+    *[("sac", "noise_correlation", value) for value in (-0.1, 1.0, NAN)],
+    *[("sac", "policy_delay", value) for value in (0, 1.5)],
+]
+
+
+@pytest.mark.parametrize(("algo", "name", "value"), OFF_POLICY_BAD_VALUES, ids=str)
+def test_a_bad_value_of_an_off_policy_algorithm_is_refused(algo: str, name: str, value: Any, tmp_path: Path) -> None:
+    values = {**config_values(tmp_path / "runs", "algo_kwargs", {name: value}), "algo": algo}
+    if value == {"start": 1}:
+        values["algo_kwargs"] = {name: {"start": 1, "end": 2}}  # an end without a schedule
+    with pytest.raises(ConfigError, match=rf"algo_kwargs\.{name}"):
+        get_algorithm_spec(algo).train_fn(TrainConfig(**values))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("field", ["env_id", "algo", "device"])
+def test_a_text_without_measure_is_refused_in_a_short_line(field: str, make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config(**{field: "x" * 100_000})
+    assert len(str(caught.value)) < 500
+
+
+def test_a_key_without_measure_is_refused_in_a_short_line(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="unknown key") as caught:
+        make_config(**{"x" * 100_000: 1})
+    assert len(str(caught.value)) < 1_000
 
 
 def test_a_misspelt_key_of_a_schedule_is_refused_with_the_nearest_name(make_config: MakeConfig) -> None:
@@ -347,6 +410,18 @@ def test_what_a_run_writes_as_its_config_is_what_it_was(
 def test_an_end_without_a_linear_schedule_is_refused() -> None:
     with pytest.raises(ConfigError, match="'end' needs schedule: linear"):
         PPOParams(learning_rate={"start": 1e-3, "end": 1e-5})
+
+
+@pytest.mark.parametrize("given", ["~/runs", "~", "~no_such_user/runs"])
+def test_a_home_directory_that_is_not_known_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(user: Any) -> Any:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)  # a user without an entry, as in many containers
+    with pytest.raises(ConfigError, match=r"output_dir='~.*: this home directory is not known: set HOME"):
+        TrainConfig(algo="ppo", env_id="x", output_dir=given)
+    assert TrainConfig(algo="ppo", env_id="x").output_dir == Path("runs")
 
 
 def test_a_home_directory_is_expanded() -> None:

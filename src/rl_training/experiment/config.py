@@ -46,6 +46,14 @@ def _known_device(name: str) -> str:
     return name
 
 
+def _expanded(path: Path) -> Path:
+    """The path with its home directory written out, which not every user has."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError("this home directory is not known: set HOME, or give a path without ~") from None
+
+
 def _switch(value: Any) -> Any:
     """YAML takes a bare on or off for a truth value."""
     return ("on" if value else "off") if isinstance(value, bool) else value
@@ -91,7 +99,7 @@ _FREE_TO_CHANGE = (
 )
 
 PlainDict = dict[str, Annotated[Any, AfterValidator(_checked_plain)]]
-Name = Annotated[str, Field(strict=True, min_length=1)]
+Name = Annotated[str, Field(strict=True, min_length=1, max_length=1_000)]
 TrackerName = Literal["tensorboard", "csv", "wandb", "mlflow"]
 
 
@@ -120,7 +128,7 @@ class TrainConfig(StrictModel):
     seed: Annotated[Int, Field(ge=0, le=2**63 - 1)] = 1
     total_timesteps: PositiveInt = 100_000
     """Budget in env steps."""
-    output_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Path("runs")
+    output_dir: Annotated[Path, AfterValidator(_expanded)] = Path("runs")
     device: Annotated[Name, AfterValidator(_known_device)] = "auto"
     num_envs: PositiveInt = 1
     vectorization: Literal["sync", "async", "native", "auto"] = "sync"

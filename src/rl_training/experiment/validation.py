@@ -14,8 +14,9 @@ Int = Annotated[int, Field(strict=True)]
 MAX_COUNT = 2**53 - 1
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
 PositiveInt = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
-Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]
+MAX_FLOAT = 1e30  # what is computed with in float32 must have room there
+Float = Annotated[float, Field(strict=True, ge=-MAX_FLOAT, le=MAX_FLOAT, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(strict=True, ge=0.0, le=MAX_FLOAT, allow_inf_nan=False)]
 UnitFloat = Annotated[float, Field(strict=True, ge=0.0, le=1.0, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 
@@ -67,7 +68,7 @@ def _problems(error: ValidationError, fields: Iterable[str]) -> list[Problem]:
 
 def _problem(details: Any, known: list[str]) -> Problem:
     path = tuple(str(part) for part in details["loc"])
-    dotted = ".".join(path)
+    dotted = _shortened(".".join(path), 200)
     if details["type"] == "extra_forbidden":
         nearest = nearest_name(path[-1], known) if len(path) == 1 else None
         remedy = f"did you mean '{nearest}'?" if nearest else f"known here: {', '.join(sorted(known))}"
@@ -79,5 +80,8 @@ def _problem(details: Any, known: list[str]) -> Problem:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return _shortened(repr(value), 60)
+
+
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
