@@ -158,6 +158,16 @@ def assert_one_error_line(printed: str, *expected: str) -> None:
         assert text in printed
 
 
+@pytest.mark.parametrize(
+    "argv", [["eval", "--checkpoint"], ["resume"], ["list"], ["plot"], ["replay"], ["train", "--env", "e", "--algo"]]
+)
+def test_a_path_that_is_too_long_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*argv, "x" * 5_000]) == 2
+    printed = capsys.readouterr().err
+    assert_one_error_line(printed, "too long")
+    assert len(printed) < 200
+
+
 @pytest.mark.parametrize("name", USER_ERRORS)
 def test_a_user_error_is_one_line_and_makes_nothing(
     name: str, workplace: Path, capsys: pytest.CaptureFixture[str]

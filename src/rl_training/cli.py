@@ -1,5 +1,6 @@
 """The command line. Imports wait inside the commands, so that `--help` answers at once."""
 
+import errno
 import sys
 import traceback
 from collections.abc import Sequence
@@ -272,7 +273,9 @@ def check_env(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="An argument of the environment: key=value.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Random steps to play; some checks play fewer.")] = 2_000,
+    steps: Annotated[
+        int, typer.Option(min=1, max=100_000_000, help="Random steps to play; some checks play fewer.")
+    ] = 2_000,
     seed: Annotated[int, typer.Option(min=0, help="What the checks draw depends on it alone.")] = 1,
 ) -> int:
     """Tell what to know of an environment before a long run; the exit code is 1 if training would go wrong."""
@@ -309,6 +312,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             show_line(cause.rstrip("\n"), error=True)
         show_line(f"error: {' '.join(message.split())}", error=True)
         return FAILED if _is_failure(error) else USER_ERROR
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        show_line(f"error: {str(error.filename)[:60]}...: the name of a file or directory is too long", error=True)
+        return USER_ERROR
 
 
 def _is_failure(error: Exception) -> bool:
