@@ -4,6 +4,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -199,6 +200,36 @@ class WanderingEnv(CountingEnv):
         return shown, info
 
 
+class PausedEnv(HiddenWalk):
+    """Waits at the FIFO `gate`, if there is one, with the step of its kind whose number the file `gate`.at holds.
+
+    Step 0 is the env's construction. `starts` is a program that it starts and never ends: "child", or "session" for
+    one in a session of its own, "orphan" for one whose parent ends at once, "fork" for a copy of the process itself.
+    """
+
+    steps_of_all: ClassVar[int] = 0
+
+    def __init__(self, gate: str, starts: str = "") -> None:
+        super().__init__()
+        self.gate, self.at = Path(gate), Path(f"{gate}.at")
+        self.wait_at(0)
+        if starts in ("child", "session"):
+            self.program = subprocess.Popen(["sleep", "600.125"], start_new_session=starts == "session")
+        if starts == "orphan":
+            subprocess.run("sleep 600.125 &", shell=True, check=True)
+        if starts == "fork" and os.fork() == 0:
+            time.sleep(600.125)
+
+    def wait_at(self, number: int) -> None:
+        if self.gate.exists() and int(self.at.read_text()) == number:
+            self.gate.read_text()
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        PausedEnv.steps_of_all += 1
+        self.wait_at(PausedEnv.steps_of_all)
+        return super().step(action)
+
+
 class UnrepeatableEnv(gymnasium.Env[Any, Any]):
     """Shows how many steps its kind has taken in this process, whatever its seed; episodes have five steps."""
 
@@ -356,6 +387,7 @@ gymnasium.register("tests/Slow-v0", f"{__name__}:SlowEnv")
 gymnasium.register("tests/Signalling-v0", f"{__name__}:SignallingEnv")
 gymnasium.register("tests/Breaking-v0", f"{__name__}:BreakingEnv")
 gymnasium.register("tests/Wandering-v0", f"{__name__}:WanderingEnv")
+gymnasium.register("tests/Paused-v0", f"{__name__}:PausedEnv")
 gymnasium.register("tests/Ordered-v0", f"{__name__}:OrderedEnv")
 gymnasium.register("tests/Unrepeatable-v0", f"{__name__}:UnrepeatableEnv")
 gymnasium.register("tests/State-v0", f"{__name__}:StateEnv", max_episode_steps=40)

@@ -7,6 +7,7 @@ import sample_envs  # noqa: F401  (registers the envs)
 from conftest import MakeConfig
 
 from rl_training.api import PPO
+from rl_training.cli import load_config
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.guard import EnvCalls
 from rl_training.experiment.config import TrainConfig
@@ -145,4 +146,5 @@ def test_a_saved_agent_is_evaluated_and_recorded_with_the_same_limit(endless: Tr
 def test_the_limit_may_change_when_a_run_goes_on(endless: TrainConfig) -> None:
     run_dir = train_ppo(endless.model_copy(update={"eval_episodes": 0})).run_dir
     changes = Layer("test", {"eval_max_steps": 7, "total_timesteps": 192})
-    assert prepare_resume(run_dir, [changes]).config.eval_max_steps == 7
+    prepare_resume(run_dir, [changes]).train()
+    assert load_config(run_dir / "config.yaml").eval_max_steps == 7

@@ -287,7 +287,10 @@ def signalled(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequen
     return train
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)])
+@pytest.mark.parametrize(
+    ("number", "exit_code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGHUP, 129)],
+)
 def test_a_signal_lets_the_running_seeds_save_and_the_group_goes_on_exactly(
     number: int,
     exit_code: int,
@@ -303,7 +306,7 @@ def test_a_signal_lets_the_running_seeds_save_and_the_group_goes_on_exactly(
     assert read_group(group_dir).status == "interrupted"
     for record in read_group(group_dir).seeds[:2]:
         saved = group_dir / record.run_dir / "checkpoints" / f"step_{record.global_step}.pt"
-        assert record.reason == ("SIGINT" if number == signal.SIGINT else "SIGTERM")
+        assert record.reason == signal.Signals(exit_code - 128).name
         assert f"saved {saved}" in (group_dir / "logs" / f"seed{record.seed}.log").read_text()
         assert saved.exists()
         assert record.global_step > 0

@@ -139,6 +139,20 @@ class HangingEnv(WalkEnv):
         super().__init__("hang", [1] * ALWAYS, Path(memory))
 
 
+class StoppingEnv(WalkEnv):
+    """Stops its owner, or itself too as Ctrl-Z does, for twice as long as a step may take, in the middle of a step."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.steps == 3:
+            owner, worker = os.getppid(), os.getpid()
+            self.waker = subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {owner} {worker}"])
+            os.kill(owner, signal.SIGSTOP)
+            if self.mischief == "stop all":
+                os.kill(worker, signal.SIGSTOP)
+                time.sleep(0.5)
+        return super().step(action)
+
+
 Shown = list[Any]
 Disturb = Callable[[int, EpisodeVectorEnv], None]
 
@@ -399,6 +413,21 @@ def test_a_stopped_worker_is_replaced() -> None:
     assert_same(again, play(in_process(), steps=8))
 
 
+STOPPED = """
+import sys, warnings
+from test_workers import StoppingEnv, assert_same, in_process, in_processes, play
+warnings.simplefilter("error")
+envs = in_processes(count=1, options={"step_timeout": 1.5}, kind=StoppingEnv, mischief=sys.argv[1])
+assert_same(play(envs, 8), play(in_process(count=1), 8))
+"""
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize("what", ["stop all", "stop owner"])
+def test_the_time_in_which_the_owner_was_stopped_does_not_count(what: str) -> None:
+    subprocess.run([sys.executable, "-c", STOPPED, what], check=True, timeout=120.0)
+
+
 def test_envs_that_nobody_needs_any_more_leave_no_process() -> None:
     envs = in_processes()
     processes = envs.processes
@@ -455,7 +484,7 @@ def test_an_owner_that_ends_without_closing_is_not_held_up(tmp_path: Path) -> No
     assert not psutil.wait_procs(workers, timeout=SOON)[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_workers_leave_signals_to_their_owner(number: signal.Signals) -> None:
     def send(step: int, envs: EpisodeVectorEnv) -> None:
         assert isinstance(envs, AsyncEpisodeVectorEnv)

@@ -1,6 +1,8 @@
 """The command line. Imports wait inside the commands, so that `--help` answers at once."""
 
+import atexit
 import errno
+import multiprocessing
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,7 +24,9 @@ from rl_training.errors import (
     RLTrainingError,
     TrainingInterrupted,
 )
-from rl_training.output import drop_lost_output
+from rl_training.output import drop_lost_output, warn_of_lost_output
+from rl_training.processes import kill_children, mark_children
+from rl_training.signals import exiting_on_signals
 from rl_training.terminal import printable_warnings, show_line
 from rl_training.trust import guarded_imports
 
@@ -70,7 +74,9 @@ Assignments = Annotated[
     list[str] | None, typer.Option("--set", help="Any config value: key=value, algo_kwargs.gamma=0.98.")
 ]
 StopAtReturnOption = Annotated[float | None, typer.Option(help="Stop once an evaluation reaches this.")]
-StopAfterOption = Annotated[float | None, typer.Option(help="Stop after this many minutes of training.")]
+StopAfterOption = Annotated[
+    float | None, typer.Option(help="Stop after this many minutes of wall time, pauses (Ctrl-Z) included.")
+]
 JobsOption = Annotated[str | None, typer.Option(help="With many seeds: runs at once, auto (one per core) or a number.")]
 PatienceOption = Annotated[int | None, typer.Option(help="Stop after this many evaluations without a better one.")]
 
@@ -328,4 +334,19 @@ def _is_failure(error: Exception) -> bool:
 def entry_point() -> None:
     """The console script."""
     drop_lost_output()
-    sys.exit(main())
+    mark_children()
+    atexit.register(_kill_children)  # registered first, called last
+    try:
+        with exiting_on_signals():
+            code = main()
+    finally:
+        warn_of_lost_output()
+        for process in multiprocessing.active_children():  # of an env: Python would wait for them, maybe for ever
+            process.kill()
+    sys.exit(code)
+
+
+def _kill_children() -> None:
+    """Kill the programs that envs have started and not ended: a pipe that they write to would not close before."""
+    if "rl_training.envs.pool" in sys.modules:  # no env was made without it
+        kill_children()

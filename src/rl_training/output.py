@@ -1,5 +1,6 @@
 """What people read: paths as they know them, on streams that may be closed, full or without a reader."""
 
+import errno
 import io
 import os
 import sys
@@ -22,11 +23,15 @@ def shown_path(path: Path) -> Path:
 class _DroppingFile(io.FileIO):
     """A descriptor to write to; bytes that it does not take count as written."""
 
+    failure: OSError | None = None
+    """The first error."""
+
     def write(self, data: Buffer, /) -> int:
         """Write, or drop."""
         try:
             return super().write(data) or memoryview(data).nbytes  # none where a full pipe would have to be waited for
-        except OSError:
+        except OSError as error:
+            self.failure = self.failure or error
             return memoryview(data).nbytes
 
 
@@ -60,7 +65,7 @@ def drop_lost_output() -> None:
         try:
             os.fstat(descriptor)
         except OSError:  # closed: a file of the run would get this number, and with it what C libraries print
-            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout, sys.stderr = _dropping(1, sys.stdout), _dropping(2, sys.stderr)
 
 
@@ -71,3 +76,11 @@ def _dropping(descriptor: int, like: TextIO | None) -> TextIO:
     buffer = io.BufferedWriter(_DroppingFile(descriptor, "w", closefd=False))
     encoding, errors = (like.encoding, like.errors) if like is not None else ("utf-8", "backslashreplace")
     return io.TextIOWrapper(buffer, encoding, errors, line_buffering=True)
+
+
+def warn_of_lost_output() -> None:
+    """Say on stderr that stdout could not be written, unless its reader has left."""
+    sys.stdout.flush()
+    file = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    if isinstance(file, _DroppingFile) and file.failure and file.failure.errno != errno.EPIPE:
+        print(f"warning: stdout could not be written: {file.failure.strerror}", file=sys.stderr)

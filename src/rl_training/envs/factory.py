@@ -28,6 +28,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.validation import nearest_name
 from rl_training.limits import check_open_files, check_processes
 from rl_training.memory import check_memory
+from rl_training.signals import SignalExit
 from rl_training.trust import admit_env_module
 
 ANNOUNCED_SECONDS = 3.0  # building takes longer than this: the user is told
@@ -191,6 +192,8 @@ def make_single_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
         raise EnvironmentSetupError(f"{env_id}: {_first_line(error)}") from None
     except (TypeError, Error) as error:
         raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {_first_line(error)}") from error
+    except SignalExit:
+        raise
     except (Exception, SystemExit) as error:  # the env's own constructor may raise anything
         reason = f"{type(error).__name__}: {_first_line(error)}"
         raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {reason}") from error

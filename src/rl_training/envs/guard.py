@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rl_training.errors import EnvironmentStepError, RLTrainingError, told
+from rl_training.signals import SignalExit
 
 STEP_PATIENCE = 1.0
 RESET_PATIENCE = 12.0  # how many times as long as a step a reset, or an env's first step, may take
@@ -48,7 +49,9 @@ class EnvCalls:
         return "an env" if self.running is None else self.running(self.index)
 
     def error(self, failure: BaseException) -> EnvironmentStepError:
-        """The error to raise for what an env raised."""
+        """Return the error to raise for what an env raised; a signal that ends the program is passed on."""
+        if isinstance(failure, SignalExit):
+            raise failure
         return EnvironmentStepError(f"{self.place()}: {_failure_text(failure)}")
 
     @contextmanager

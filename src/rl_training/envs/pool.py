@@ -1,17 +1,32 @@
 """Worker processes as their owner sees them: commands out, answers or accidents back, no endless wait."""
 
 import multiprocessing
+import signal
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
 from rl_training.envs.common import EnvFactory
-from rl_training.envs.serving import CLOSE, Command, Failure, SharedArrays, SharedMemory, pack, receive, serve
+from rl_training.envs.serving import (
+    CLOSE,
+    SLICE_SECONDS,
+    Command,
+    Countdown,
+    Failure,
+    SharedArrays,
+    SharedMemory,
+    pack,
+    receive,
+    serve,
+)
 from rl_training.errors import exit_told
 from rl_training.interpreters import start_fork_server
+from rl_training.processes import kill_group, kill_tree
+from rl_training.signals import STOP_SIGNALS
 
 _PATIENCE = 0.01  # seconds; an answer that comes sooner needs no more than a plain read
 _DYING_SECONDS = 2.0  # for the system to clear away a process
@@ -43,25 +58,33 @@ class Worker:
         )
         self._busy = False
         start_fork_server(multiprocessing.get_start_method())
-        with theirs:
+        with theirs, _stop_signals_blocked():
             try:
                 self.process.start()
             except BaseException:
                 self.end.close()
                 raise
+        assert self.process.pid is not None
+        self._pid = self.process.pid
 
-    def send(self, command: Command, seconds: float) -> None:
+    def send(self, command: Command, countdown: Countdown) -> None:
         """Raises `OSError` if the worker is gone or does not listen."""
         if self._busy:
             raise TimeoutError
         self._busy = True
-        self.end.settimeout(seconds)
-        self.end.sendall(pack(command))
+        self.end.settimeout(SLICE_SECONDS)
+        message = memoryview(pack(command))
+        while message:
+            try:
+                message = message[self.end.send(message) :]
+            except TimeoutError:
+                if not countdown.left():
+                    raise
         self.end.settimeout(_PATIENCE)
 
-    def receive(self, seconds: float) -> Any:
+    def receive(self, countdown: Countdown) -> Any:
         """The answer; `TimeoutError` if there is none yet, `OSError` or `EOFError` if there will be none."""
-        answer = receive(self.end, seconds)
+        answer = receive(self.end, countdown)
         self._busy = False
         return answer
 
@@ -71,10 +94,24 @@ class Worker:
         return otherwise if code is None else exit_told(code)
 
     def kill(self) -> None:
-        """End the process, whatever it is doing."""
+        """End the process, whatever it is doing, and the programs that its envs have started and not ended."""
         self.end.close()
-        self.process.kill()
-        self.process.join(_DYING_SECONDS)
+        if self.process.exitcode is None:
+            kill_tree(self._pid)
+            self.process.kill()  # it may not lead a group yet
+            self.process.join(_DYING_SECONDS)
+        else:
+            kill_group(self._pid)
+
+
+@contextmanager
+def _stop_signals_blocked() -> Iterator[None]:
+    """Keep the stop signals from a process that is just being made, until it has handlers of its own."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class WorkerPool:
@@ -106,30 +143,35 @@ class WorkerPool:
 
     def exchange(self, commands: dict[int, Command], seconds: float, answers: dict[int, Any]) -> dict[int, Accident]:
         """Send all commands, then add what the envs answer (by their index) to `answers`; the accidents, by worker."""
-        deadline = time.monotonic() + seconds
+        countdown = Countdown(seconds)
         accidents: dict[int, Accident] = {}
         for number, command in commands.items():
             worker = self.workers[number]
             self._arrays.current[worker.envs.start] = worker.envs.start
             try:
-                worker.send(command, seconds)
+                worker.send(command, countdown)
             except TimeoutError:
                 accidents[number] = self._accident(worker, "it takes no commands")
             except OSError:
                 accidents[number] = self._gone(worker)
         waiting = [number for number in commands if number not in accidents]
         while waiting:
-            waiting = [number for number in waiting if not self._collect(number, deadline, answers, accidents)]
-            if waiting and not self._wait(waiting, deadline):
+            expired = not countdown.left()  # before the look: an answer may have come while this process was stopped
+            waiting = [number for number in waiting if not self._collect(number, countdown, answers, accidents)]
+            if waiting and expired:
                 silent = f"no answer within {seconds:g} s"
                 return accidents | {number: self._accident(self.workers[number], silent) for number in waiting}
+            if waiting:
+                self._wait(waiting, countdown)
         return accidents
 
-    def _collect(self, number: int, deadline: float, answers: dict[int, Any], accidents: dict[int, Accident]) -> bool:
+    def _collect(
+        self, number: int, countdown: Countdown, answers: dict[int, Any], accidents: dict[int, Accident]
+    ) -> bool:
         """Whether a worker's answer, or the news of its end, has come."""
         worker = self.workers[number]
         try:
-            answer = worker.receive(max(deadline - time.monotonic(), _PATIENCE))
+            answer = worker.receive(countdown)
         except TimeoutError:
             if worker.process.exitcode is None:
                 return False
@@ -143,11 +185,14 @@ class WorkerPool:
                 answers |= answer
         return True
 
-    def _wait(self, numbers: Sequence[int], deadline: float) -> bool:
-        """Wait for any sign of any of these workers; whether there was one."""
+    def _wait(self, numbers: Sequence[int], countdown: Countdown) -> None:
+        """Wait for a sign of any of these workers, but no longer than a slice.
+
+        The sign of a worker that died may not come: a process that its env has forked keeps its descriptors open.
+        """
         waiting = [self.workers[number] for number in numbers]
         signs = [sign for worker in waiting for sign in (worker.end, worker.process.sentinel)]
-        return bool(wait(signs, max(deadline - time.monotonic(), 0.0)))
+        wait(signs, min(countdown.left(), SLICE_SECONDS))
 
     def _accident(self, worker: Worker, otherwise: str) -> Accident:
         return Accident(int(self._arrays.current[worker.envs.start]), worker.fate(otherwise))
@@ -165,7 +210,9 @@ class WorkerPool:
                 worker.end.sendall(pack(CLOSE))
             except OSError:
                 pass  # gone or deaf: killed below
-        for worker in self.workers:
-            worker.process.join(max(deadline - time.monotonic(), 0.0))
+        running = self.workers
+        while running and time.monotonic() < deadline:
+            wait([worker.process.sentinel for worker in running], _PATIENCE)
+            running = [worker for worker in running if worker.process.exitcode is None]
         for worker in self.workers:
             worker.kill()

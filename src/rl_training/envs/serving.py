@@ -3,6 +3,7 @@
 import ctypes
 import os
 import pickle
+import select
 import signal
 import socket
 import threading
@@ -11,7 +12,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from multiprocessing import parent_process
 from multiprocessing.context import BaseContext
 from types import FrameType
 from typing import Any
@@ -25,10 +25,13 @@ from rl_training.envs.episodes import Array
 from rl_training.envs.restore import AnyEnv, Restored, capture_state
 from rl_training.envs.samples import RunningEpisode
 from rl_training.errors import told
+from rl_training.processes import kill_descendants, kill_group, kill_tree
+from rl_training.signals import STOP_SIGNALS, heeded_signals
 
 _HEADER_BYTES = 8
 _READ_BYTES = 2**16
 _ORPHAN_SECONDS = 1.0  # for a worker to end in good order when its owner is gone
+SLICE_SECONDS = 0.25  # longer waits are cut into slices
 
 BringBack = Callable[[AnyEnv, RunningEpisode, Any], Restored]
 Command = tuple[str, Any]
@@ -58,25 +61,49 @@ def pack(message: Any) -> bytes:
     return len(data).to_bytes(_HEADER_BYTES, "little") + data
 
 
-def receive(end: socket.socket, seconds: float | None = None) -> Any:
+class Countdown:
+    """Seconds that are left while this process runs; the time in which it was stopped (Ctrl-Z) does not count.
+
+    It must be looked at every `SLICE_SECONDS`. A longer time between two looks counts as twice that.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._looked_at = time.monotonic()
+
+    def left(self) -> float:
+        """Return the seconds that are left, at least 0."""
+        now = time.monotonic()
+        self._left -= min(now - self._looked_at, 2.0 * SLICE_SECONDS)
+        self._looked_at = now
+        return max(self._left, 0.0)
+
+
+def receive(end: socket.socket, countdown: Countdown | None = None) -> Any:
     """The message that has come; `TimeoutError` if none has begun within the socket's own timeout.
 
-    `seconds` bound the wait for every further piece of it; `EOFError` says that none will come.
+    `countdown` bounds the wait for its further pieces; `EOFError` says that none will come.
     """
     data = _read(end)
     if len(data) >= _HEADER_BYTES and len(data) == _HEADER_BYTES + int.from_bytes(data[:_HEADER_BYTES], "little"):
         return pickle.loads(data[_HEADER_BYTES:])
-    end.settimeout(seconds)
+    end.settimeout(None if countdown is None else SLICE_SECONDS)
     message = bytearray(data)
-    try:
-        while len(message) < _HEADER_BYTES:
-            message += _read(end)
-        size = _HEADER_BYTES + int.from_bytes(message[:_HEADER_BYTES], "little")
-        while len(message) < size:
-            message += _read(end)
-    except TimeoutError:
-        raise EOFError from None
+    while len(message) < _HEADER_BYTES:
+        message += _read_further(end, countdown)
+    size = _HEADER_BYTES + int.from_bytes(message[:_HEADER_BYTES], "little")
+    while len(message) < size:
+        message += _read_further(end, countdown)
     return pickle.loads(memoryview(message)[_HEADER_BYTES:])
+
+
+def _read_further(end: socket.socket, countdown: Countdown | None) -> bytes:
+    while True:
+        try:
+            return _read(end)
+        except TimeoutError:
+            if countdown is None or not countdown.left():
+                raise EOFError from None
 
 
 def _read(end: socket.socket) -> bytes:
@@ -244,36 +271,51 @@ def serve(
     server_args: tuple[int, Sequence[EnvFactory], SharedMemory],
 ) -> None:
     """Answer commands until told to close, or until the owner is gone."""
+    os.setpgid(0, 0)  # so that the programs which an env starts can be killed with this process
     _leave_signals_to_owner()
     for foreign in foreign_ends:  # an end that lives on in a forked sibling would hide that the owner is gone
         foreign.close()
-    threading.Thread(target=_end_with_owner, daemon=True).start()
+    threading.Thread(target=_end_with_owner, args=(end, os.getppid()), daemon=True).start()
     server = EnvServer(*server_args)
+    orphaned = not _answer_commands(end, server)
+    try:
+        server.close()
+    finally:
+        kill_descendants(os.getpid())
+        if orphaned:  # nobody else is left to kill the rest of the group
+            kill_group(os.getpid())
+
+
+def _answer_commands(end: socket.socket, server: EnvServer) -> bool:
+    """Answer until the owner says that this is all, or until it is gone; tell the two apart."""
     try:
         while (command := receive(end)) != CLOSE:
             end.sendall(server.answer(command))
     except (EOFError, OSError):
-        pass  # nobody is left to tell
-    finally:
-        server.close()
+        return False
+    return True
 
 
 def _leave_signals_to_owner() -> None:
-    """Signals reach the whole process group; the owner decides what becomes of its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Handlers, other than SIG_IGN, do not pass to programs that an env starts and may want to terminate.
-    signal.signal(signal.SIGTERM, _do_nothing)
-    signal.signal(signal.SIGUSR1, _do_nothing)
+    """Let the owner decide what a signal to all of its processes means."""
+    for number in heeded_signals():
+        # Handlers, other than SIG_IGN, do not pass to programs that an env starts and may want to terminate.
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else _do_nothing)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the owner blocks them while it starts a process
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
     del number, frame
 
 
-def _end_with_owner() -> None:
-    """An idle worker ends by itself when its channel does; this is for one whose env hangs."""
-    owner = parent_process()
-    if owner is not None:
-        owner.join()
-        time.sleep(_ORPHAN_SECONDS)
-        os._exit(1)
+def _end_with_owner(end: socket.socket, parent: int) -> None:
+    """End this process when its owner is gone, even if an env hangs; an idle one ends by itself before that.
+
+    The owner's end of the channel may live on in a process that the owner has forked, so the parent is looked at too.
+    """
+    hangup = select.poll()
+    hangup.register(end, 0)  # a hangup is reported without being asked for
+    while not hangup.poll(1e3 * _ORPHAN_SECONDS) and os.getppid() == parent:
+        pass
+    time.sleep(_ORPHAN_SECONDS)
+    kill_tree(os.getpid())

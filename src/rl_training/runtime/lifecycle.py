@@ -2,18 +2,20 @@
 
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import numpy as np
 
 from rl_training.envs.vector import calls_of
 from rl_training.errors import RLTrainingError, TrainingInterrupted
-from rl_training.experiment.checkpointing import CheckpointState
+from rl_training.experiment.checkpointing import CheckpointState, step_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import update_metadata
@@ -29,9 +31,11 @@ from rl_training.runtime.saved import ResumeNote, SavedProgress
 from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.watchdog import Watchdog
+from rl_training.signals import handled, is_waiting_for_others, reported_signal
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _PATIENCE_SECONDS = 4.0  # who sends SIGTERM sends SIGKILL some seconds later
+_LOOK_SECONDS = 0.25  # between two looks at what a signal is waiting for
+_LONGEST_LOOK = 2.0  # seconds that count of a longer time between two looks: the process was stopped (Ctrl-Z)
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,9 @@ def run_training(
 
 
 def _run_session(session: TrainingSession, loop: Callable[[TrainingSession], None], options: RunOptions) -> TrainResult:
-    session.note_decisions(options.decisions)
     try:
         with _stop_signals(session):
+            session.note_decisions(options.decisions)
             options.callbacks.on_train_start(session.state)
             session.begin()
             loop(session)
@@ -120,37 +124,60 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
     return session
 
 
+class _StopRequest:
+    """A signal's request to stop and save, and the end of whatever does not come to a point where that is possible."""
+
+    def __init__(self, session: TrainingSession) -> None:
+        self._session = session
+        self._waited = self._looked_at = 0.0
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Ask the loop to stop at the first signal; the next one stops the run at once."""
+        del frame
+        session = self._session
+        if session.signal_number is not None:
+            self._give_up("a second signal came")
+        session.signal_number = reported_signal(number)
+        session.state.request_stop(signal.Signals(number).name)
+        self._looked_at = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, _LOOK_SECONDS, _LOOK_SECONDS)
+
+    def look(self, number: int, frame: FrameType | None) -> None:
+        """End a wait for another process, or what has gone on for too long since the signal."""
+        del number, frame
+        now = time.monotonic()
+        self._waited += min(now - self._looked_at, _LONGEST_LOOK)
+        self._looked_at = now
+        if self._session.saving:
+            return
+        if is_waiting_for_others():
+            self._give_up("the update was waiting for another process")
+        if self._waited >= _PATIENCE_SECONDS:
+            self._waited = 0.0
+            self._give_up(f"the current work did not end within {_PATIENCE_SECONDS:g} s")
+
+    def _give_up(self, reason: str) -> NoReturn:
+        session = self._session
+        saved = step_checkpoints(session.state.run_dir / "checkpoints")
+        checkpoint = saved[0].name if saved else "the start"
+        message = f"interrupted after step {session.state.global_step} without saving, because {reason}"
+        raise TrainingInterrupted(f"{message}; resume continues from {checkpoint}", session.signal_number or 0)
+
+
 @contextmanager
 def _stop_signals(session: TrainingSession) -> Iterator[None]:
-    """The first SIGINT, SIGTERM or SIGUSR1 asks the loop to stop and save, the next one stops at once.
+    """Let the first stop signal ask the loop to stop and save, and the next one stop it at once.
 
-    What does not come to a point where it can stop, a long update or a hanging env, is given up after a while: the
-    newest checkpoint is then the one to go on from.
+    A long update or a hanging env is given up after a while. The newest checkpoint is then the one to continue from.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        del frame
-        if session.signal_number is not None:
-            raise KeyboardInterrupt
-        # Schedulers announce the end of a job by SIGUSR1: it is a polite SIGTERM.
-        session.signal_number = signal.SIGTERM if number == signal.SIGUSR1 else number
-        session.state.request_stop(signal.Signals(number).name)
-        signal.setitimer(signal.ITIMER_REAL, _PATIENCE_SECONDS, _PATIENCE_SECONDS)
-
-    def give_up(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        if session.signal_number is not None and not session.saving:
-            message = f"interrupted after step {session.state.global_step}, which could not be waited for"
-            raise TrainingInterrupted(message, session.signal_number)
-
-    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
-    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, give_up)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    request = _StopRequest(session)
+    with handled(request.receive):
+        before = signal.signal(signal.SIGALRM, request.look)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)

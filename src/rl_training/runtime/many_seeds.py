@@ -39,6 +39,7 @@ from rl_training.runtime.run_utils import describe_origin, now
 from rl_training.runtime.seed_pool import News, Start, collected_signals, run_at_once
 from rl_training.runtime.seed_process import Beat, Ending, SeedJob, in_seed_process
 from rl_training.runtime.wiring import with_resolved_compile
+from rl_training.signals import reported_signal
 
 Jobs = int | Literal["auto"]
 
@@ -235,6 +236,6 @@ class _GroupRun:
         self._record = self._record.model_copy(update={"status": status, "ended_at": now()})
         self._write()
         if interrupted:
-            number = signal.SIGTERM if signals[0] == signal.SIGUSR1 else signals[0]
+            number = reported_signal(signals[0])
             message = f"interrupted with {done} of {total} seeds done"
             raise TrainingInterrupted(f"{message}; go on with: rl-training resume {self._group.group_dir}", number)

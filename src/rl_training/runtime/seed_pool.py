@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,10 +10,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from types import FrameType
 
+import psutil
+
 from rl_training.errors import exit_told
 from rl_training.interpreters import start_fork_server
-from rl_training.runtime.lifecycle import STOP_SIGNALS
+from rl_training.processes import kill_group, kill_tree
 from rl_training.runtime.seed_process import Beat, Ending, SeedJob, live, process_name
+from rl_training.signals import handled
 
 _LOOK_SECONDS = 0.25
 _DYING_SECONDS = 5.0
@@ -44,6 +46,8 @@ class SeedProcess:
         self._process = context.Process(target=live, args=(job, theirs), name=process_name(self.seed))
         with theirs:
             self._process.start()
+        assert self._process.pid is not None
+        self._pid = self._process.pid
 
     def receive(self) -> Beat | Ending | None:
         """What the process says, or that it has ended; waits if it says nothing."""
@@ -59,6 +63,7 @@ class SeedProcess:
     def _end(self) -> Ending:
         self.connection.close()
         self._process.join(_DYING_SECONDS)
+        kill_group(self._pid)
         if self._ending is not None:
             return self._ending
         code = self._process.exitcode
@@ -74,14 +79,19 @@ class SeedProcess:
             self._send(number)
 
     def kill(self) -> None:
-        """End the process, whatever it is doing."""
+        """End the process, whatever it is doing, and the programs that its envs have started."""
         self._stopping = True
-        self._send(signal.SIGKILL)
+        kill_tree(self._pid)
+        self._send(signal.SIGKILL)  # it may not lead a group yet
+
+    def sweep(self) -> None:
+        """Kill what a process that is gone has left behind; a child that it forked keeps the connection open."""
+        if not psutil.pid_exists(self._pid):
+            kill_group(self._pid)
 
     def _send(self, number: int) -> None:
-        if self._process.pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self._process.pid, number)
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, number)
 
 
 def run_at_once(
@@ -105,6 +115,7 @@ def run_at_once(
                 if news is not None:
                     yield process.seed, news
             for process in running:
+                process.sweep()
                 _pass_on(signals, process)
             yield None
     finally:
@@ -128,17 +139,10 @@ def _pass_on(signals: Sequence[int], process: SeedProcess) -> None:
 def collected_signals() -> Iterator[list[int]]:
     """The signals that ask to stop, as they come."""
     received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received  # only the main thread may handle signals
-        return
 
     def collect(number: int, frame: FrameType | None) -> None:
         del frame
         received.append(number)
 
-    before = {number: signal.signal(number, collect) for number in STOP_SIGNALS}
-    try:
+    with handled(collect):
         yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -25,14 +25,15 @@ from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import RunContext, context_of
 from rl_training.experiment.sources import Layer
 from rl_training.output import drop_lost_output
+from rl_training.processes import kill_descendants
 from rl_training.results.drawing import plot_run
 from rl_training.runtime.callbacks import Callback, StopRules
 from rl_training.runtime.collector import CollectResult
-from rl_training.runtime.lifecycle import STOP_SIGNALS
 from rl_training.runtime.progress import ProgressDisplay
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.types import MetricDict
 from rl_training.runtime.workflows import prepare_resume
+from rl_training.signals import heeded_signals
 
 _BEAT_SECONDS = 0.25
 _NAME = "seed-"
@@ -126,7 +127,7 @@ def _heed_the_first_signal_only() -> None:
             heeded.append(number)
             answer(number, frame)
 
-    for number in STOP_SIGNALS:
+    for number in heeded_signals():
         signal.signal(number, heed)
 
 
@@ -134,13 +135,14 @@ def live(job: SeedJob, owner: Connection) -> None:
     """The life of the process."""
     os.setpgid(0, 0)  # what a terminal sends to its foreground group is for the owner to pass on
     multiprocessing.set_start_method(job.start_method, force=True)
-    _print_to(job.log_path)
     drop_lost_output()
+    _print_to(job.log_path)
     ending = _train(job, [ProgressDisplay(), Lifeline(owner), *job.stop.callbacks()])
     with suppress(OSError):
         owner.send(ending)
     if ending.status in ("completed", "stopped"):
         plot_run(context_of(job.run_dir))
+    kill_descendants(os.getpid())  # what an env has started and not ended
 
 
 def _print_to(path: Path) -> None:
@@ -150,9 +152,9 @@ def _print_to(path: Path) -> None:
     except OSError as error:
         warnings.warn(f"{path} cannot be written: {error.strerror}", stacklevel=2)
         return
-    for stream in (sys.stdout, sys.stderr):
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         stream.flush()
-        os.dup2(descriptor, stream.fileno())
+        os.dup2(descriptor, number)
     os.close(descriptor)
 
 
