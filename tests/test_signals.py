@@ -216,9 +216,12 @@ def test_programs_of_envs_in_workers_end_with_a_run_that_is_killed(starts: str, 
         workers = [child for child in psutil.Process(process.pid).children() if "600.125" not in child.cmdline()]
         time.sleep(0.02)
     programs = [program for worker in workers for program in programs_of(worker)]
+    of_owner = [program for program in programs_of(psutil.Process(process.pid)) if program not in programs]
     process.kill()
     assert not psutil.wait_procs([*workers, *programs], timeout=LATEST)[1]
     assert len(programs) >= 2
+    for program in of_owner:  # of the env that it made to see its spaces: nothing can end them in its place
+        program.kill()
 
 
 def test_programs_of_a_seed_end_with_it_when_a_second_signal_kills_it(place: Place) -> None:
