@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
 import pytest
 import torch
 from chaos import result_of as outcome
@@ -28,6 +30,7 @@ from rl_training.compiling import cache_dir, compiling_pays, remember_compiling
 from rl_training.errors import NonFiniteUpdateError
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.policies.flat import FlatLayout
 from rl_training.policies.host import HostedParams
 from rl_training.runtime.wiring import with_resolved_compile
@@ -103,6 +106,36 @@ def test_a_training_process_holds_no_compiler_and_a_second_one_needs_none(
     package.write_bytes(b"torn")
     assert outcome(train(config)) == outcome(first)  # compiled again
     assert package.stat().st_size > 1_000
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
+def test_a_signal_ends_the_wait_for_a_compiler_and_the_update_has_not_begun(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, algo: str
+) -> None:
+    """The stand-in for a C++ compiler sends the signal, never ends, and has a child as a real one has."""
+    env_id = "Pendulum-v1" if algo == "sac" else "CartPole-v1"
+    params = {"prioritized": True} if algo == "dqn" else {}
+    config = make_config(algo=algo, env_id=env_id, num_envs=2, compile="on", checkpoint_interval=0, algo_kwargs=params)
+    compiler, pids = tmp_path / "compiler", tmp_path / "pids"
+    compiler.write_text(f"#!/bin/sh\nsleep 600 & echo $$ $! >> {pids}; kill -TERM {os.getpid()}; wait\n")
+    compiler.chmod(0o755)
+    with monkeypatch.context() as hanging:
+        hanging.setenv("CXX", str(compiler))
+        hanging.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "empty"))
+        run_dir = train(config)
+    assert read_metadata(context_of(run_dir))["status"] == "interrupted"
+    assert load_checkpoint(find_checkpoint(run_dir)).trainer_state["global_step"] > 0
+    deadline = time.monotonic() + 60.0
+    while any(psutil.pid_exists(int(pid)) for pid in pids.read_text().split()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler-here"))  # so that both take eager steps, quickly
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "still-empty"))
+    with pytest.warns(UserWarning, match="compiling failed"):
+        resume_training(run_dir)
+    with pytest.warns(UserWarning, match="compiling failed"):
+        straight = train(config)
+    assert outcome(run_dir) == outcome(straight)
 
 
 class Bystander:

@@ -13,6 +13,7 @@ from rl_training.algorithms.step_packages import CompiledStep, load_step, packag
 from rl_training.algorithms.whole_step import ADAM_BETAS, SlopeFn, WholeStep, with_norm
 from rl_training.errors import NonFiniteUpdateError, told
 from rl_training.policies.host import HostedParams
+from rl_training.signals import waiting_for_others
 
 _EPS = 1e-8
 
@@ -184,7 +185,8 @@ class Descent:
         if like not in self._compiled:
             try:
                 whole_step = self._whole_step(step)
-                self._compiled[like] = load_step(whole_step, inputs, compile_as)
+                with waiting_for_others():
+                    self._compiled[like] = load_step(whole_step, inputs, compile_as)
                 self._packages.append(package_key(whole_step, inputs, compile_as))
             except Exception as error:
                 warnings.warn(f"compiling failed ({told(error)[:200]}): updates run eagerly", stacklevel=2)

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,7 @@ from rl_training.errors import exit_told, told
 from rl_training.interpreters import isolated_command
 from rl_training.policies.host import HostedParams
 from rl_training.private import make_private_folder, open_private
+from rl_training.processes import kill_tree
 
 KEPT_PACKAGES = 100  # of about 2 MB
 _PACKAGE, _LOCK = ".pt2", ".lock"
@@ -196,20 +198,44 @@ class _Order(pickle.Pickler):
 
 
 def _compile_elsewhere(step: WholeStep, inputs: Sequence[Tensor], package: Path) -> None:
-    """Let another process compile, which Ctrl-C does not reach: an update that has begun is finished."""
+    """Let another process compile, which Ctrl-C does not reach; an exception here, or the end of this one, ends it."""
     command = isolated_command(f"from {__name__} import main; sys.exit(main(sys.argv[1:]))", [str(package)])
     build = package.parent
     # The compiler's files have predictable names below /tmp otherwise, where another user may have put them.
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(build / "inductor"), "TMPDIR": str(build)}
     order = io.BytesIO()
     _Order(order).dump((step, tuple(inputs), torch.get_num_threads()))
-    done = subprocess.run(
-        command, input=order.getvalue(), capture_output=True, cwd=build, env=environment, start_new_session=True
+    compiler = subprocess.Popen(
+        command,
+        cwd=build,
+        env=environment,
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
-    if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        told_by_itself = lines[-1].removeprefix("RuntimeError: ") if lines and done.returncode > 0 else None
-        raise RuntimeError(told_by_itself or exit_told(done.returncode))
+    errors = _order_and_wait(compiler, order.getvalue())
+    if compiler.returncode != 0:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        told_by_itself = lines[-1].removeprefix("RuntimeError: ") if lines and compiler.returncode > 0 else None
+        raise RuntimeError(told_by_itself or exit_told(compiler.returncode))
+
+
+def _order_and_wait(compiler: "subprocess.Popen[bytes]", order: bytes) -> bytes:
+    """Send the order and return what the compiler says; its stdin stays open to show that this process is alive."""
+    assert compiler.stdin is not None
+    assert compiler.stderr is not None
+    with suppress(BrokenPipeError), compiler:  # one that has ended before it read all says why on stderr
+        try:
+            with suppress(BrokenPipeError):
+                compiler.stdin.write(order)
+                compiler.stdin.flush()
+            errors = compiler.stderr.read()
+            compiler.wait()
+        finally:
+            if compiler.poll() is None:
+                kill_tree(compiler.pid)  # the C++ compiler too
+    return errors
 
 
 def forget_old(packages: Path) -> None:
@@ -234,8 +260,14 @@ def _forget(lock: Path, unwanted: Sequence[Path], *, keep_lock: bool) -> None:
             lock.unlink(missing_ok=True)
 
 
-def _compile_here(order: bytes, package: Path) -> None:
-    step, inputs, num_threads = pickle.loads(order)
+def _end_with_owner() -> None:
+    """End this process and its C++ compiler when the process that ordered is gone."""
+    os.read(0, 1)  # returns when nobody can write any more
+    kill_tree(os.getpid())
+
+
+def _compile_here(order: Any, package: Path) -> None:
+    step, inputs, num_threads = order
     torch.set_num_threads(num_threads)  # the generated loops are split for that many
 
     class Graph(torch.nn.Module):
@@ -266,7 +298,9 @@ def _set_up_compiler(*, on_cpu: bool) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Compile what stdin orders; one line on stderr says why it failed."""
     try:
-        _compile_here(sys.stdin.buffer.read(), Path(arguments[0]))
+        order = pickle.load(sys.stdin.buffer)
+        threading.Thread(target=_end_with_owner, daemon=True).start()
+        _compile_here(order, Path(arguments[0]))
     except Exception as error:
         print(told(error), file=sys.stderr)
         return 1

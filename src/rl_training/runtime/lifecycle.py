@@ -130,6 +130,7 @@ class _StopRequest:
     def __init__(self, session: TrainingSession) -> None:
         self._session = session
         self._waited = self._looked_at = 0.0
+        self._ended_wait = False
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Ask the loop to stop at the first signal; the next one stops the run at once."""
@@ -150,7 +151,8 @@ class _StopRequest:
         self._looked_at = now
         if self._session.saving:
             return
-        if is_waiting_for_others():
+        if is_waiting_for_others() and not self._ended_wait:
+            self._ended_wait = True  # once: the end of the other process is waited for in its turn
             self._give_up("the update was waiting for another process")
         if self._waited >= _PATIENCE_SECONDS:
             self._waited = 0.0

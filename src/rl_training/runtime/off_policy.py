@@ -37,9 +37,21 @@ def run_off_policy(
             return
         owed = updates_owed(learner.params, before, now)
         if owed:
-            session.learn(partial(learner.update, replay, now, owed))
+            undo = _undo_of_update(learner, replay) if session.may_compile else None
+            session.learn(partial(learner.update, replay, now, owed), undo)
         else:
             session.skip_learning()
+
+
+def _undo_of_update(learner: OffPolicyLearner, replay: ReplayBuffer) -> Callable[[], None]:
+    """Return a function that takes back what an update changes from now on."""
+    learnt, drawn = learner.state_dict(), replay.sampler.state_dict()
+
+    def undo() -> None:
+        learner.load_state_dict(learnt)
+        replay.sampler.load_state_dict(drawn)
+
+    return undo
 
 
 def next_boundary(params: OffPolicyParams, config: TrainConfig, step: int) -> int:

@@ -1,5 +1,7 @@
 """The on-policy loop: collect a rollout, compute its advantages, learn from it, and forget it."""
 
+from functools import partial
+
 from rl_training.algorithms.base import OnPolicyLearner, UpdateResult
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.vector import EpisodeVectorEnv
@@ -24,4 +26,5 @@ def run_on_policy(
             collect_rollout(envs, learner, rollout, collection, interrupted=session.interrupted)
         if not rollout.full:
             return
-        session.learn(learn)
+        undo = partial(learner.load_state_dict, learner.state_dict()) if session.may_compile else None
+        session.learn(learn, undo)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.envs.vector import EpisodeVectorEnv
-from rl_training.errors import CheckpointError, NonFiniteUpdateError, told
+from rl_training.errors import CheckpointError, NonFiniteUpdateError, TrainingInterrupted, told
 from rl_training.experiment.checkpointing import (
     BEST_NAME,
     CheckpointState,
@@ -38,6 +38,7 @@ from rl_training.runtime.types import MetricDict
 
 _CUT_EPISODES = "eval/cut_episodes"
 _RETURN_WINDOW = 100  # training episodes that `rollout/ep_rew_mean` averages over
+_COMPILING_UPDATES = 8  # a step that is taken in every few updates has been compiled by then
 
 
 class Buffer(Protocol):
@@ -98,6 +99,7 @@ class TrainingSession:
         self._actions: Any = None
         self._collection: Collection | None = None
         self._half_learnt = False
+        self._num_updates_here = 0
         self.was_compiled = False
         """Whether the updates were compiled before this run was resumed."""
         self.saving = False
@@ -158,13 +160,29 @@ class TrainingSession:
             self.state.metrics |= {f"rollout/{name}": value for name, value in averages.items()}
         return result
 
-    def learn(self, update: Callable[[], UpdateResult]) -> None:
-        """Let the learner learn, which ends one iteration of the loop; cut short, it leaves nothing worth saving."""
+    @property
+    def may_compile(self) -> bool:
+        """Whether the next update may have to wait for a compiler: one of the first since this process began."""
+        return self.config.compile == "on" and self._num_updates_here < _COMPILING_UPDATES
+
+    def learn(self, update: Callable[[], UpdateResult], undo: Callable[[], None] | None = None) -> None:
+        """Let the learner learn, which ends one iteration of the loop; cut short, it leaves nothing worth saving.
+
+        With `undo`, which brings the learner back to where it was, an update that a signal cuts short has not begun.
+        """
         self._half_learnt = True
         started = perf_counter()
-        result = update()
+        try:
+            result = update()
+        except TrainingInterrupted:
+            if undo is None:
+                raise
+            undo()
+            self._half_learnt = False
+            return
         self._time_split.add("update", started)
         self._half_learnt = False
+        self._num_updates_here += 1
         self.state.num_updates += result.num_gradient_steps
         self.state.metrics |= {f"train/{name}": value for name, value in result.metrics.items()}
         self.state.metrics["train/n_updates"] = self.state.num_updates
