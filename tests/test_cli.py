@@ -395,7 +395,7 @@ def metrics_written(output_dir: Path) -> bool:
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_the_run_before_it_ends(number: signal.Signals, exit_code: int, tmp_path: Path) -> None:
-    config = write_config(tmp_path, total_timesteps=10**9, log_interval=1, eval_interval=0)
+    config = write_config(tmp_path, total_timesteps=10**9, log_interval=1, eval_interval=0, compile="off")
     command = [
         sys.executable,
         "-m",

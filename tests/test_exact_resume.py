@@ -257,7 +257,9 @@ def test_what_the_run_itself_did_is_compared_and_not_only_random_play() -> None:
                 obs, _ = envs.reset()
     samples = envs.tracker.recorder.samples()
     assert find_difference(sample_envs.RewardedEnv, (), seed=3) is None
-    assert "behaved differently" in str(find_difference(sample_envs.RewardedEnv, samples, seed=3))
+    assert find_difference(sample_envs.RewardedEnv, samples, seed=3) == (
+        "replaying its actions gave the return 12.0, not 18.0"
+    )
 
 
 def test_samples_are_part_of_checkpoints_and_survive_a_resume(make_config: MakeConfig) -> None:

@@ -86,7 +86,7 @@ def test_names_of_staged_files_cannot_be_guessed_and_stale_ones_are_removed(tmp_
 def test_a_json_file_that_is_too_large_is_not_parsed(tmp_path: Path) -> None:
     path = tmp_path / "bomb.json"
     path.write_text("[" + "[]," * 2_000_000 + "[]]")
-    with pytest.raises(ValueError, match="it is larger than 4 MiB"):
+    with pytest.raises(OSError, match="it is larger than 4,194,304 bytes"):
         read_json(path)
 
 
