@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 from conftest import MakeConfig
+from gymnasium import spaces
 from sample_envs import StepEnv
 
 from rl_training.cli import main
@@ -81,6 +82,13 @@ def test_trying_threads_takes_little_memory_and_time_whatever_the_sizes() -> Non
     threads, reason = choose_threads(MOST, MOST, cores=2)
     assert threads in (1, 2)
     assert "product of 2048x1024" in reason
+
+
+def test_a_discrete_space_without_measure_is_refused(make_config: MakeConfig) -> None:
+    for algo, actions in (("ppo", spaces.Discrete(2)), ("dqn", spaces.Discrete(2)), ("sac", spaces.Box(-1.0, 1.0))):
+        build_learner = get_algorithm_spec(algo).build_learner_fn
+        with pytest.raises(ConfigError, match=r"GiB needed.*the observations of Discrete\(10+\) are too large"):
+            build_learner(make_config(algo=algo), spaces.Discrete(10**15), actions)
 
 
 def test_a_rollout_that_does_not_fit_is_refused(make_config: MakeConfig) -> None:

@@ -8,9 +8,11 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rl_training.errors import EnvironmentSetupError
+from rl_training.memory import check_memory
 from rl_training.policies.base import Array
 from rl_training.policies.normalization import FeatureNormalizer
 
+_FEATURE_BYTES = 40  # of its running statistics
 SUPPORTED_OBSERVATIONS = "Box (any shape, flattened) and Discrete (one-hot)"
 
 
@@ -33,6 +35,7 @@ class Encoder:
             )
         self.shape: tuple[int, ...] = space.shape or ()
         self._start = int(space.start) if isinstance(space, spaces.Discrete) else None
+        check_memory(_FEATURE_BYTES * self.size, f"the observations of {space} are too large, wrap the env")
         self.normalizer = FeatureNormalizer(self.size, enabled=normalize)
 
     def observe(self, obs: Array) -> None:
