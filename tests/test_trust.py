@@ -1,19 +1,24 @@
 """Who may run code: modules of the working directory only where the user typed or trusted them."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import yaml
 from conftest import TINY_PPO
 from test_cli import TINY, assert_one_error_line
 
 import rl_training
+from rl_training.cli import main
+from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint
 
 SOURCE = Path(rl_training.__file__).parents[1]
 SCRIPT = [sys.executable, "-c", "import sys; sys.path.pop(0); from rl_training.cli import entry_point; entry_point()"]
@@ -40,21 +45,45 @@ def workplace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(workplace: Path, tmp_path: Path) -> Run:
-    """Run a command in the working directory, as a user of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "XDG_STATE_HOME": str(tmp_path / "state")}
+def start(workplace: Path) -> Run:
+    """Start a command as a program in the working directory."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
 
     def call(*arguments: str, command: list[str] = SCRIPT, **changes: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [*command, *arguments],
-            cwd=workplace,
-            env={**environment, **changes},
-            capture_output=True,
-            text=True,
-            timeout=300,
+            [*command, *arguments], cwd=workplace, env={**environment, **changes}, capture_output=True, text=True
         )
 
     return call
+
+
+@pytest.fixture
+def run(
+    workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Run]:
+    """Run a command in this process, as if it had just started in the working directory."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def forget() -> None:
+        for name in ("local_env", "local_helper", "other_env"):
+            sys.modules.pop(name, None)
+            importlib.invalidate_caches()
+        for name in ("Local-v0", "Other-v0"):
+            gymnasium.registry.pop(name, None)
+
+    def call(*arguments: str, **changes: str) -> "subprocess.CompletedProcess[str]":
+        capfd.readouterr()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", list(sys.path))
+            for name, value in changes.items():
+                patch.setenv(name, value)
+            code = main(arguments)
+            forget()
+        return subprocess.CompletedProcess(arguments, code, *capfd.readouterr())
+
+    yield call
+    forget()
 
 
 @pytest.fixture
@@ -95,27 +124,29 @@ def imported_by_python_itself() -> set[str]:
 
 @pytest.mark.parametrize("command", [SCRIPT, MODULE], ids=["script", "module"])
 def test_no_command_imports_a_file_of_the_working_directory_in_place_of_a_module(
-    command: list[str], workplace: Path, run: Run
+    command: list[str], workplace: Path, start: Run
 ) -> None:
     hijacked = plant_modules(workplace, everything() - imported_by_python_itself())
-    answer = run("list", ".", command=command)
+    answer = start("list", ".", command=command)
     assert not hijacked.exists(), hijacked.read_text()
     assert (answer.returncode, answer.stdout) == (0, "no runs below .\n"), answer.stderr
 
 
-def test_nor_does_any_process_of_a_group(workplace: Path, run: Run) -> None:
+def test_nor_does_any_process_of_a_group(workplace: Path, start: Run) -> None:
     config = write_config(
         workplace, env_id="CartPole-v1", vectorization="async", num_envs=2, envs_per_worker=1, compile="on"
     )
     hijacked = plant_modules(workplace, everything())
-    answer = run("train", "--config", str(config), "--seeds", "1-2", "--output-dir", "out", CXX=str(workplace / "none"))
+    answer = start(
+        "train", "--config", str(config), "--seeds", "1-2", "--output-dir", "out", CXX=str(workplace / "none")
+    )
     assert not hijacked.exists(), hijacked.read_text()
     assert answer.returncode == 0, answer.stderr
     logs = "".join(path.read_text() for path in workplace.glob("out/*/logs/*.log"))
     assert "InvalidCxxCompiler" in logs  # the process that compiles has come as far as it can
 
 
-def test_no_plugin_of_the_working_directory_is_loaded(workplace: Path, run: Run) -> None:
+def test_no_plugin_of_the_working_directory_is_loaded(workplace: Path, start: Run) -> None:
     hijacked = plant_modules(workplace, {"local_plugin"})
     package = workplace / "local_plugin-1.0.dist-info"
     package.mkdir()
@@ -123,7 +154,7 @@ def test_no_plugin_of_the_working_directory_is_loaded(workplace: Path, run: Run)
     (package / "entry_points.txt").write_text(
         "[rl_training.algorithms]\nlocal = local_plugin:SPEC\n[gymnasium.envs]\n__root__ = local_plugin:f\n"
     )
-    answer = run("train", "--algo", "ppo", "--env", "CartPole-v1", "--dry-run", command=MODULE)
+    answer = start("train", "--algo", "ppo", "--env", "CartPole-v1", "--dry-run", command=MODULE)
     assert answer.returncode == 0, answer.stderr
     assert not hijacked.exists()
 
@@ -197,10 +228,13 @@ def test_nor_is_one_that_a_run_or_a_group_names(workplace: Path, marker: Path, r
     assert run("resume", group_dir, **elsewhere).returncode == 0  # trusted before
 
 
-def test_a_module_that_python_finds_elsewhere_needs_no_trust(workplace: Path, marker: Path, run: Run) -> None:
-    config = str(write_config(workplace))
-    answer = run("train", "--config", config, PYTHONPATH=f"{SOURCE}{os.pathsep}{workplace}")
+def test_a_module_that_python_finds_elsewhere_needs_no_trust(
+    workplace: Path, marker: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(workplace)  # as `PYTHONPATH` would
+    answer = run("train", "--config", str(write_config(workplace)))
     assert answer.returncode == 0, answer.stderr
+    assert marker.exists()
 
 
 def test_another_module_of_the_same_directory_is_not_trusted_along(workplace: Path, marker: Path, run: Run) -> None:
@@ -214,20 +248,15 @@ def test_another_module_of_the_same_directory_is_not_trusted_along(workplace: Pa
 def test_a_seed_whose_checkpoint_names_another_environment_is_not_resumed(
     workplace: Path, marker: Path, run: Run
 ) -> None:
-    script = (
-        "import sys; from dataclasses import replace; from pathlib import Path\n"
-        "from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint\n"
-        "for path in Path('.').glob('runs/*/*/checkpoints/step_*.pt'):\n"
-        "    state = load_checkpoint(path)\n"
-        "    save_checkpoint(path, replace(state, config={**state.config, 'env_id': 'other_env:Other-v0'}))\n"
-        "for path in Path('.').glob('runs/*/*/metadata.json'):\n"
-        "    path.write_text(path.read_text().replace('completed', 'interrupted'))\n"
-    )
     assert run("train", "--config", str(write_config(workplace)), "--seeds", "1-2", "--trust").returncode == 0
     other = marker.with_name("other imported")
     (workplace / "other_env.py").write_text(ENV_MODULE.format(marker=str(other), helper="local_helper"))
-    assert run(command=[sys.executable, "-c", script]).returncode == 0
     (group_dir,) = (workplace / "runs").iterdir()
+    for path in group_dir.glob("*/checkpoints/step_*.pt"):
+        state = load_checkpoint(path)
+        save_checkpoint(path, replace(state, config={**state.config, "env_id": "other_env:Other-v0"}))
+    for path in group_dir.glob("*/metadata.json"):
+        path.write_text(path.read_text().replace("completed", "interrupted"))
     answer = run("resume", str(group_dir))
     assert answer.returncode == 1
     assert "other_env:Other-v0 then, local_env:Local-v0 now" in answer.stdout.replace("\n", " "), answer.stderr
