@@ -379,7 +379,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("options", [["--total-timesteps", "256"], ["--patience", "2"], ["--verify"], ["--jobs", "0"]])
 def test_a_group_goes_on_as_it_began(options: list[str], finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume", str(finished), *options]) == 2
-    assert re.fullmatch(r"error: .*(give no option but --jobs|give auto, or how many .*)\n", capsys.readouterr().err)
+    printed = capsys.readouterr().err
+    assert re.fullmatch(r"error: .*(give no option but --jobs and --trust|give auto, or how many .*)\n", printed)
 
 
 def test_a_group_without_evaluations_has_no_returns(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -225,7 +225,8 @@ def resume(
     with guarded_imports(source, changes.values.get("env_id"), trust=trust):
         if is_group(source):
             if total_timesteps is not None or assignments or stop != StopRules() or force or verify:
-                raise ConfigError(f"{source} is a group, which goes on as it began: give no option but --jobs, --trust")
+                allowed = "give no option but --jobs and --trust"
+                raise ConfigError(f"{source} is a group, which goes on as it began: {allowed}")
             return resume_many(source, jobs)
         refuse_jobs(jobs, "the directory of a group")
         if verify:
