@@ -19,6 +19,7 @@ from rl_training.errors import RunDirectoryError
 REPLAY_FOLDER = "replay"  # beside `checkpoints/`; named here, since who reads a run needs no torch
 JSON_LIMIT = 4 * 2**20  # bytes; its values take up to twenty times as much memory
 _STAGED_NAME = re.compile(r"\..+\.(\d{1,9})(?:-[0-9a-f]+)?\.tmp")
+_LARGEST_LOG = 2**30  # bytes
 _LONGEST_LINE = 2**20  # bytes
 _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -89,7 +90,10 @@ def parse_json(text: str | bytes) -> Any:
 
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a regular file with their line breaks; a line that no log has is cut into pieces."""
-    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+    descriptor = open_regular(path, os.O_RDONLY)
+    with os.fdopen(descriptor, "rb") as file:
+        if os.fstat(descriptor).st_size > _LARGEST_LOG:
+            raise OSError(errno.EFBIG, f"it is larger than {_LARGEST_LOG:,} bytes", str(path))
         while line := file.readline(_LONGEST_LINE):
             yield line
 
