@@ -162,13 +162,22 @@ def start(config: TrainConfig, suffix: str) -> BaseProcess:
 
 
 def wait_until_it_trains(process: BaseProcess, run_dir: Path) -> None:
-    """Until this life has taken the run's lock and there is something to resume."""
+    """Wait until this life has noted in the metadata that it trains, and there is something to resume."""
+    before = _metadata_time(run_dir)
     while process.is_alive():
         with suppress(FileNotFoundError):
             holder = (run_dir / LOCK_FILE).read_text()
-            if str(process.pid) in holder and step_checkpoints(run_dir / "checkpoints"):
+            trains = str(process.pid) in holder and _metadata_time(run_dir) != before
+            if trains and step_checkpoints(run_dir / "checkpoints"):
                 return
         time.sleep(0.002)
+
+
+def _metadata_time(run_dir: Path) -> int:
+    try:
+        return context_of(run_dir).metadata_path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def try_scenario(scenario: Scenario, kills: int, moments: random.Random, directory: Path) -> Outcome:

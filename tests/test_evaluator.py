@@ -13,9 +13,11 @@ from rl_training.envs.guard import EnvCalls
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import context_of, read_metrics
 from rl_training.experiment.sources import Layer
+from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluator import EpisodePlayer, Evaluator, evaluation_seeds
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.recording import play_for_recording
+from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import evaluate_checkpoint, load_agent, prepare_resume
 
 
@@ -119,6 +121,34 @@ def test_episodes_are_cut_by_default(make_config: MakeConfig) -> None:
     evaluator = Evaluator(make_config(env_id="tests/Counting-v0", env_kwargs={"limit": 10**6}))
     with pytest.warns(UserWarning, match="eval_max_steps=27,000"):
         assert evaluator.evaluate(AlwaysOne(), 1, step=0).metrics["eval_length_mean"] == 27_000
+
+
+@pytest.mark.parametrize(
+    ("env_id", "env_kwargs", "max_steps", "said"),
+    [
+        ("CartPole-v1", {}, 1_000, None),
+        ("tests/Counting-v0", {"limit": 3}, 40, "40: evaluation episodes are cut after so many steps, because tests/"),
+        (
+            "tests/Counting-v0",
+            {"limit": 3},
+            0,
+            "0: an evaluation episode that does not end is played for ever, because",
+        ),
+        ("tests/Counting-v0", {"limit": 3, "max_episode_steps": 9}, 40, None),
+    ],
+)
+def test_a_run_says_at_its_start_that_its_env_declares_no_time_limit(
+    make_config: MakeConfig, env_id: str, env_kwargs: dict[str, Any], max_steps: int, said: str | None
+) -> None:
+    heard: list[str | None] = []
+
+    class Listen(Callback):
+        def on_train_start(self, trainer: TrainerState) -> None:
+            heard.append(trainer.decisions.get("eval_max_steps"))
+
+    config = make_config(env_id=env_id, env_kwargs=env_kwargs, eval_max_steps=max_steps)
+    train_ppo(config, callbacks=[Listen()])
+    assert [None if text is None else text[: len(said or "")] for text in heard] == [said]
 
 
 def test_a_run_warns_once_and_logs_how_many_episodes_were_cut(endless: TrainConfig) -> None:

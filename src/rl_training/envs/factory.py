@@ -96,6 +96,14 @@ def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
         ) from error
 
 
+def has_time_limit(config: TrainConfig) -> bool:
+    """Say whether an environment, which has been made, declares that its episodes end after some number of steps."""
+    spec = gymnasium.registry.get(config.env_id.rpartition(":")[2])
+    declared = {**(spec.kwargs if spec else {}), **config.env_kwargs}
+    own_limit = declared.get("max_episode_steps") or declared.get("max_num_frames_per_episode")  # the latter of Atari
+    return bool(own_limit or (spec and spec.max_episode_steps))
+
+
 def env_factory(config: TrainConfig) -> EnvFactory:
     """Return a function that makes one environment of this config; it can be sent to other processes."""
     return partial(make_single_env, config.env_id, config.env_kwargs)

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from rl_training.algorithms.base import LearnerParams, LearnerSetup
 from rl_training.compiling import compiling_pays
-from rl_training.envs.factory import make_vector_env, resolve_vectorization
+from rl_training.envs.factory import has_time_limit, make_vector_env, resolve_vectorization
 from rl_training.envs.vector import EpisodeVectorEnv
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig, with_resolved_params
@@ -49,6 +49,15 @@ def learner_setup(
     """What a learner for these spaces gets from a run with this config."""
     described = repr((config.algo, sorted(config.algo_kwargs.items()), observation_space, action_space))
     return LearnerSetup(config.total_timesteps, stream, compile_as=described if config.compile == "on" else None)
+
+
+def _evaluation_limit(config: TrainConfig) -> str | None:
+    """Describe how evaluation episodes end if the environment itself declares no limit; none if it does."""
+    if not config.eval_episodes or has_time_limit(config):
+        return None
+    cut = f"{config.eval_max_steps}: evaluation episodes are cut after so many steps"
+    how = cut if config.eval_max_steps else "0: an evaluation episode that does not end is played for ever"
+    return f"{how}, because {config.env_id} declares no time limit"
 
 
 class TrainFn(Protocol):
@@ -102,13 +111,14 @@ def build_train_fn(
         config, vectorization = resolve_vectorization(config)
         if plan is not None and config.num_envs > _QUICKLY_BUILT:
             plan(config)
-        decisions = {"num_threads": threads, "vectorization": vectorization}
         scheduled = params.scheduled_names() if isinstance(params, LearnerParams) else []
-        options = RunOptions(
-            run_suffix, checkpoint_state, CallbackList(callbacks), output_dir, lock, decisions, scheduled
-        )
         # From the first weight on: the number of threads decides the last bits of a matrix product.
         with tuned_for_training(config), closing(make_vector_env(config)) as envs:
+            limit = _evaluation_limit(config)
+            decisions = {"num_threads": threads, "vectorization": vectorization, "eval_max_steps": limit}
+            options = RunOptions(
+                run_suffix, checkpoint_state, CallbackList(callbacks), output_dir, lock, decisions, scheduled
+            )
             wiring = wire(config, envs)
             return run_training(config, wiring.parts, wiring.loop, options)
 
