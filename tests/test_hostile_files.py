@@ -111,7 +111,7 @@ REFUSALS = (CheckpointError, ConfigError, RunDirectoryError)
 @pytest.mark.parametrize("name", READERS)
 def test_a_named_pipe_is_refused_at_once(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(REFUSALS, match="not a regular file"):
+    with pytest.raises(REFUSALS, match="a named pipe, and only a regular file"):
         READERS[name](tmp_path / name)
 
 
@@ -160,7 +160,7 @@ def test_no_command_waits_for_a_pipe(
         os.mkfifo(run_dir / name)
     monkeypatch.chdir(tmp_path)
     assert main([*command, str(run_dir)]) == 2
-    assert_one_error_line(capsys.readouterr().err, "not a regular file")
+    assert_one_error_line(capsys.readouterr().err, "only a regular file")
 
 
 def content_of(values: Any) -> bytes:
@@ -263,7 +263,7 @@ def test_values_that_share_parts_are_no_bomb() -> None:
 def test_a_config_from_a_pipe_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     assert main(["train", "--config", str(tmp_path / "pipe.yaml")]) == 2
-    assert_one_error_line(capsys.readouterr().err, "pipe.yaml: cannot be read", "not a regular file")
+    assert_one_error_line(capsys.readouterr().err, "pipe.yaml: cannot be read", "only a regular file")
 
 
 def test_a_whole_run_is_not_taken_for_a_bomb(tmp_path: Path) -> None:
