@@ -32,15 +32,16 @@ _STEPS_AFTER = 100  # at most, in a random sample
 def replay_difference(
     make_env: EnvFactory, samples: Sequence[ReplaySample], seed: int, answer_seconds: float
 ) -> str | None:
-    """Say how fresh envs differ from those of the run; none if no difference was found.
+    """Say that the env does not replay, or that this cannot be told, and why; none if no difference was found.
 
     The envs live in another process, so that those of this one are not touched, not even through a module's state.
     `answer_seconds` is how long a single call of an env may take.
     """
     try:
-        return call_in_process(partial(find_difference, make_env, samples, seed), _SECONDS + answer_seconds)
+        difference = call_in_process(partial(find_difference, make_env, samples, seed), _SECONDS + answer_seconds)
     except SubprocessError as error:
-        return f"this could not be checked ({error})"
+        return f"could not be compared with fresh envs ({error})"
+    return None if difference is None else f"does not replay: {difference}"
 
 
 def find_difference(make_env: EnvFactory, samples: Sequence[ReplaySample], seed: int) -> str | None:

@@ -35,7 +35,7 @@ def check_replays(config: TrainConfig, progress: SavedProgress) -> list[str]:
     """Say why the env is no function of its seed and its actions, if fresh envs show that it is none."""
     answer_seconds = SLOW_CALL * (config.step_timeout or WORKER_STEP_TIMEOUT)
     difference = replay_difference(env_factory(config), progress.samples, config.seed, answer_seconds)
-    return [] if difference is None else [f"{config.env_id} does not replay: {difference}"]
+    return [] if difference is None else [f"{config.env_id} {difference}"]
 
 
 def packages_in_use(learner: Learner) -> list[str] | None:
