@@ -1,6 +1,7 @@
-"""Walks for `chaos.py`, some of which no replay brings back; importing this registers them with Gymnasium.
+"""Random-walk envs for `chaos.py`; importing this module registers them with Gymnasium.
 
-Those hide what they remember for some steps, so that the observation at a checkpoint does not give it away.
+Some keep state across episodes, so that replaying their actions does not restore them. This state shows only some steps
+into an episode, so that the observation at a checkpoint does not reveal it.
 """
 
 from typing import Any, ClassVar
@@ -49,7 +50,7 @@ class HiddenWalk(gymnasium.Env[Any, Any]):
 
 
 class WornWalk(HiddenWalk):
-    """Wears out with every episode, and a reset does not mend it."""
+    """A walk that drifts more with every episode; a reset does not undo this."""
 
     wear = 0.0
 
@@ -66,7 +67,7 @@ class WornWalk(HiddenWalk):
 
 
 class CountedWalk(HiddenWalk):
-    """Counts the episodes of all walks in its process."""
+    """A walk that drifts with the number of episodes of all walks in its process."""
 
     episodes: ClassVar[list[int]] = [0]
 
@@ -83,7 +84,7 @@ class CountedWalk(HiddenWalk):
 
 
 class UnseededWalk(HiddenWalk):
-    """Draws late in an episode from a generator that no seed reaches."""
+    """A walk that draws from a generator that no seed reaches, late in an episode."""
 
     def __init__(self, continuous: bool = False) -> None:
         super().__init__(continuous)
@@ -97,7 +98,7 @@ class UnseededWalk(HiddenWalk):
 
 
 class ForgetfulWalk(UnseededWalk):
-    """Offers its state, but without its own generator."""
+    """A walk that offers its state, but not that of its own generator."""
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of the walk."""
@@ -109,7 +110,7 @@ class ForgetfulWalk(UnseededWalk):
 
 
 class StateWalk(HiddenWalk):
-    """Offers its whole state."""
+    """A walk that offers its whole state."""
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of the walk."""
@@ -121,7 +122,7 @@ class StateWalk(HiddenWalk):
 
 
 class LaggingActions(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Passes on a running mean of the actions, which a reset keeps."""
+    """A wrapper that passes on a running mean of the actions, which a reset keeps."""
 
     mean = 0.0
 
@@ -132,7 +133,7 @@ class LaggingActions(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class SmoothActions(LaggingActions):
-    """Passes on a running mean of the actions of the episode."""
+    """A wrapper that passes on a running mean of the actions of the episode."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Forget the actions of the last episode."""

@@ -127,7 +127,12 @@ def test_episodes_are_cut_by_default(make_config: MakeConfig) -> None:
     ("env_id", "env_kwargs", "max_steps", "said"),
     [
         ("CartPole-v1", {}, 1_000, None),
-        ("tests/Counting-v0", {"limit": 3}, 40, "40: evaluation episodes are cut after so many steps, because tests/"),
+        (
+            "tests/Counting-v0",
+            {"limit": 3},
+            40,
+            "40: evaluation episodes are cut after this many steps, because",
+        ),
         (
             "tests/Counting-v0",
             {"limit": 3},

@@ -22,7 +22,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "rl_training"
 LAYERS = [
     [
         *("", "_lazy", "compiling", "cores", "errors", "interpreters", "limits", "memory", "output", "private"),
-        *("processes", "provenance", "signals", "streams", "terminal", "trust"),
+        *("processes", "provenance", "signals", "streams", "trust"),
     ],
     [f"experiment.{name}" for name in ("validation", "schedules", "config", "files", "dialect", "sources")],
     [f"experiment.{name}" for name in ("payload", "manifest", "migration", "segments")],

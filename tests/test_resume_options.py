@@ -182,7 +182,7 @@ def test_updates_that_were_compiled_and_run_eagerly_now_are_named(
     assert load_checkpoint(find_checkpoint(run_dir)).metadata["packages"] is None
     with pytest.warns(UserWarning, match="compiling failed"):
         note = resumed_note(run_dir, 192, {"packages": packages})
-    assert note["reasons"] == (["updates were compiled then, they cannot be compiled here"] if named else [])
+    assert note["reasons"] == (["updates were compiled before, and cannot be compiled here"] if named else [])
     assert note["exact"] != named
 
 

@@ -24,10 +24,9 @@ from rl_training.errors import (
     RLTrainingError,
     TrainingInterrupted,
 )
-from rl_training.output import drop_lost_output, warn_of_lost_output
+from rl_training.output import drop_lost_output, printable_warnings, show_line, warn_of_lost_output
 from rl_training.processes import kill_children, mark_children
 from rl_training.signals import exiting_on_signals
-from rl_training.terminal import printable_warnings, show_line
 from rl_training.trust import guarded_imports
 
 if TYPE_CHECKING:
@@ -327,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_failure(error: Exception) -> bool:
-    """Whether a run or an env failed, and not the user."""
+    """Return whether a run or an env failed, as opposed to a mistake of the user."""
     in_run = isinstance(error, RLTrainingError) and error.ended_run
     return in_run or isinstance(error, (EnvironmentStepError, NonFiniteUpdateError))
 
@@ -348,6 +347,6 @@ def entry_point() -> None:
 
 
 def _kill_children() -> None:
-    """Kill the programs that envs have started and not ended: a pipe that they write to would not close before."""
+    """Kill programs that envs left running: they would keep open the pipes that they inherited from this command."""
     if "rl_training.envs.pool" in sys.modules:  # no env was made without it
         kill_children()

@@ -13,11 +13,10 @@ from rl_training.errors import RunDirectoryError
 from rl_training.experiment.config import plain_config
 from rl_training.experiment.groups import LOGS_FOLDER
 from rl_training.experiment.runs import RunContext, context_of, find_runs, read_metadata
-from rl_training.output import shown_path
+from rl_training.output import printable, show_line, shown_path
 from rl_training.results.drawing import plot_run
 from rl_training.results.receipts import read_references, told_interval
 from rl_training.results.statistics import interquartile_mean, short
-from rl_training.terminal import printable, show_line
 
 if TYPE_CHECKING:
     from rl_training.envs.checking import EnvReport
@@ -68,7 +67,7 @@ def show_result(result: "TrainResult") -> None:
     context = context_of(result.run_dir)
     try:
         seconds = {"wall seconds": float(read_metadata(context)["wall_seconds"])}
-    except (RunDirectoryError, LookupError):  # a full disk, of which a warning has told
+    except (RunDirectoryError, LookupError):  # the disk was full; a warning was shown
         seconds = {}
     show_metrics(f"Run {result.status}", {**result.metrics, **seconds})
     for label, value in (

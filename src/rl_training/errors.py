@@ -37,7 +37,7 @@ class EnvironmentSetupError(RLTrainingError):
 
 
 class UntrustedModuleError(RLTrainingError):
-    """An environment whose module lies in the working directory, and that a file names and nobody has trusted."""
+    """An environment that a file names, with a module in the working directory that the user has not trusted."""
 
 
 class EnvironmentStepError(RLTrainingError, RuntimeError):

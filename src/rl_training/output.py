@@ -1,10 +1,12 @@
-"""What people read: paths as they know them, on streams that may be closed, full or without a reader."""
+"""Output for people: short paths, no control characters, and streams that may be closed, full or without a reader."""
 
 import errno
 import io
 import os
 import sys
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -18,6 +20,40 @@ def shown_path(path: Path) -> Path:
     except OSError:  # removed
         return path
     return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def printable(text: object) -> str:
+    r"""Escape control characters, which a terminal would obey, such as `\x1b`; line breaks and tabs stay."""
+    characters = str(text)
+    if characters.isprintable():
+        return characters
+    return "".join(each if each.isprintable() or each in "\n\t" else _escaped(each) for each in characters)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def show_line(text: object, *, error: bool = False) -> None:
+    """Print a text that may come from a file or an environment."""
+    print(printable(text), file=sys.stderr if error else sys.stdout)
+
+
+@contextmanager
+def printable_warnings() -> Iterator[None]:
+    """Print warnings, which often quote files and environments, without control characters."""
+    before = warnings.formatwarning
+
+    def format_warning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        return printable(before(message, category, filename, lineno, line))
+
+    warnings.formatwarning = format_warning
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 class _DroppingFile(io.FileIO):
@@ -36,7 +72,7 @@ class _DroppingFile(io.FileIO):
 
 
 class DroppingStream(io.TextIOBase):
-    """Text for another stream; what that one refuses is dropped, and nobody hears of it."""
+    """A text stream that forwards to another one and silently drops what cannot be written."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
@@ -60,7 +96,7 @@ class DroppingStream(io.TextIOBase):
 
 
 def drop_lost_output() -> None:
-    """Let this process go on, whatever becomes of its standard output and error."""
+    """Replace stdout and stderr by streams that drop what cannot be written, so that a closed one ends no run."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

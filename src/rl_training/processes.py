@@ -23,7 +23,7 @@ def kill_tree(leader: int) -> None:
 
 
 def kill_descendants(pid: int) -> None:
-    """Kill what a running process has started, directly or not, and what still runs."""
+    """Kill all running descendants of a running process."""
     with suppress(psutil.Error):
         for descendant in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.Error):
@@ -31,7 +31,7 @@ def kill_descendants(pid: int) -> None:
 
 
 def mark_children() -> None:
-    """Mark the programs that are started from now on, so that they are found when the one between has ended."""
+    """Mark all processes started from now on, so that they are found even if the one that started them is gone."""
     os.environ[_MARK] = f"{os.getpid()}-{time.time_ns()}"
 
 

@@ -135,7 +135,7 @@ def _load(package: Path) -> CompiledStep:
 
 
 def _make(step: WholeStep, inputs: Sequence[Tensor], package: Path) -> CompiledStep:
-    """Compile in a folder that goes afterwards; what a killed process has left of one goes before."""
+    """Compile in a temporary folder, which is removed before (a killed process may have left it) and after."""
     began = time.perf_counter()
     build = package.with_suffix(".build")
     _discard(build)
@@ -198,7 +198,7 @@ class _Order(pickle.Pickler):
 
 
 def _compile_elsewhere(step: WholeStep, inputs: Sequence[Tensor], package: Path) -> None:
-    """Let another process compile, which Ctrl-C does not reach; an exception here, or the end of this one, ends it."""
+    """Compile in another process. Ctrl-C does not reach it; an exception here, or the end of this process, kills it."""
     command = isolated_command(f"from {__name__} import main; sys.exit(main(sys.argv[1:]))", [str(package)])
     build = package.parent
     # The compiler's files have predictable names below /tmp otherwise, where another user may have put them.
@@ -239,7 +239,7 @@ def _order_and_wait(compiler: "subprocess.Popen[bytes]", order: bytes) -> bytes:
 
 
 def forget_old(packages: Path) -> None:
-    """Keep the packages that were used last; remove what nobody works on: locks, drafts of killed processes."""
+    """Remove all but the most recently used packages, and the locks and build folders that no process holds."""
     with suppress(FileNotFoundError):  # another process does the same
         files = sorted(packages.iterdir(), key=os.path.getmtime)
         kept = [path.stem for path in files if path.suffix == _PACKAGE and "." not in path.stem][-KEPT_PACKAGES:]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from rl_training.commands.options import TrustOption
-from rl_training.terminal import show_line
+from rl_training.output import show_line
 from rl_training.trust import guarded_imports
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from rl_training.terminal import show_line
+from rl_training.output import show_line
 
 
 def compare(

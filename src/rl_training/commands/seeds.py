@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rl_training.errors import ConfigError, TrainingInterrupted
-from rl_training.terminal import show_line
+from rl_training.output import show_line
 from rl_training.trust import admit_env_module
 
 if TYPE_CHECKING:

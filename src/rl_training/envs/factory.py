@@ -31,7 +31,7 @@ from rl_training.memory import check_memory
 from rl_training.signals import SignalExit
 from rl_training.trust import admit_env_module
 
-ANNOUNCED_SECONDS = 3.0  # building takes longer than this: the user is told
+ANNOUNCED_SECONDS = 3.0  # a warning is shown if building the envs takes longer
 
 _SURELY_FIT = 64  # so many copies are built without being measured first
 WORKER_STEP_TIMEOUT = 5.0  # seconds; a worker process that is only slow is started again at little cost

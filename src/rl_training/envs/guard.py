@@ -9,7 +9,7 @@ from rl_training.signals import SignalExit
 
 STEP_PATIENCE = 1.0
 RESET_PATIENCE = 12.0  # how many times as long as a step a reset, or an env's first step, may take
-_REPLAYED_STEP = 0.01  # what each replayed step adds to the patience with a restore
+REPLAYED_STEP = 0.01  # what each replayed step adds to the patience with a restore
 _PARKED_SECONDS = 0.05
 
 
@@ -57,7 +57,7 @@ class EnvCalls:
     @contextmanager
     def slow(self, locate: Callable[[int], str], index: int = 0, replayed_steps: int = 0) -> Iterator[None]:
         """Run a call that may take as long as a reset, and as the steps that it replays; name its place if it fails."""
-        before, self.patience = self.patience, RESET_PATIENCE + _REPLAYED_STEP * replayed_steps
+        before, self.patience = self.patience, RESET_PATIENCE + REPLAYED_STEP * replayed_steps
         self.index = index
         self.begin(locate)
         try:

@@ -45,7 +45,10 @@ def replay_difference(
 
 
 def find_difference(make_env: EnvFactory, samples: Sequence[ReplaySample], seed: int) -> str | None:
-    """Compare the samples of a run, the cheapest first, then random ones until there are enough or time is up."""
+    """Describe the first sample that a fresh env does not reproduce; none if there is no such sample.
+
+    The samples of the run come first, then random ones, until there are `ENOUGH_SAMPLES` or time is up.
+    """
     deadline = time.monotonic() + _SECONDS
     with_past = sum(sample.episode_number > 0 for sample in samples)
     by_cost = sorted(samples, key=lambda sample: sample.start.length + len(sample.actions))

@@ -64,7 +64,7 @@ def pack(message: Any) -> bytes:
 class Countdown:
     """Seconds that are left while this process runs; the time in which it was stopped (Ctrl-Z) does not count.
 
-    It must be looked at every `SLICE_SECONDS`. A longer time between two looks counts as twice that.
+    Call `left()` at least every `SLICE_SECONDS`. Of a longer gap between two calls, only twice that counts.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -17,14 +17,13 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from rl_training.envs.common import EnvFactory, Restoration, StepResult, finish_restore, finish_step
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds
+from rl_training.envs.guard import REPLAYED_STEP, RESET_PATIENCE
 from rl_training.envs.pool import Accident, WorkerPool
 from rl_training.envs.restore import bring_back, restore_env
 from rl_training.envs.serving import BringBack, Command, SharedArrays, make_shared_memory
 from rl_training.errors import CheckpointError, EnvironmentSetupError, EnvironmentStepError, TrainingStateError
 
-SLOW_CALL = 12  # how many times as long as a step a start, a reset or a restore may take
 _LONGEST_TIMEOUT = 2e6  # seconds; the system's own wait takes milliseconds in 32 bits
-_REPLAYED_STEP = 0.01  # what part of a step's timeout each replayed step adds to that of a restore
 
 
 class WorkerError(Exception):
@@ -112,7 +111,7 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
 
     @property
     def _slow_timeout(self) -> float:
-        return SLOW_CALL * self._step_timeout
+        return RESET_PATIENCE * self._step_timeout
 
     @property
     def processes(self) -> list[multiprocessing.Process]:
@@ -199,7 +198,7 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _restore_timeout(self, chosen: BoolArray) -> float:
         replayed = int(self.tracker.lengths[chosen].sum())
-        return min(self._slow_timeout + _REPLAYED_STEP * self._step_timeout * replayed, _LONGEST_TIMEOUT)
+        return min(self._slow_timeout + REPLAYED_STEP * self._step_timeout * replayed, _LONGEST_TIMEOUT)
 
     def close_extras(self) -> None:
         """Stop the workers; never takes longer than a few seconds."""

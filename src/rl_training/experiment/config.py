@@ -139,10 +139,11 @@ class TrainConfig(StrictModel):
     envs_per_worker: PositiveInt = 1
     """Of `async`: how many envs share a process."""
     step_timeout: Annotated[Float, Field(gt=0.0, le=86_400.0)] | None = None
-    """Seconds after which a step counts as hung; resets, and an env's first step, get twelve times as long.
+    """Seconds after which a step counts as hung. Resets get twelve times as long.
 
-    A worker process that hangs is started again. An env that hangs in this process, in training or in an evaluation,
-    ends the run, which is saved first. So 5 seconds count in worker processes and 60 in this one, if none are given.
+    The default is 5 seconds in worker processes and 60 in this process. A worker process that hangs is started again.
+    An env that hangs in this process, in training or in an evaluation, ends the run, which is saved first. In this
+    process, an env's first step gets as long as a reset.
     """
     env_restarts: Count = 3
     """How often in a row a worker process is started again, and its envs brought back, before the run ends."""

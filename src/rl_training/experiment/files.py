@@ -89,7 +89,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a regular file with their line breaks; a line that no log has is cut into pieces."""
+    """Yield the lines of a log with their line breaks; lines longer than 1 MiB are split."""
     descriptor = open_regular(path, os.O_RDONLY)
     with os.fdopen(descriptor, "rb") as file:
         if os.fstat(descriptor).st_size > _LARGEST_LOG:
@@ -129,7 +129,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync_directory(directory: Path) -> bool:
-    """Make renames inside the directory survive a power cut; false where the file system cannot do that."""
+    """Make renames inside the directory survive a power cut; false if the file system cannot sync directories."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -26,7 +26,7 @@ class LineFile:
         self._waiting: deque[str] = deque(maxlen=_MOST_WAITING)
 
     def open(self) -> "LineFile":
-        """Create the file, so that readers find it; the first failure of a file is told in a warning."""
+        """Create the file, so that readers find it. Only the first failure causes a warning."""
         self._flush()
         return self
 

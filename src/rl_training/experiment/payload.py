@@ -77,7 +77,7 @@ def read_payload(path: Path) -> bytes:
 
 
 def _check_archive(content: bytes) -> None:
-    """Refuse an archive that `torch.save` would not write: compressed, with entries that overlap, with other names."""
+    """Refuse an archive that `torch.save` would not write: compressed, overlapping, with other names."""
     if not content.startswith(b"PK\x03\x04"):
         raise ValueError("it is no archive of torch.save")
     if content.count(b"PK\x01\x02") > _MOST_ENTRIES:
@@ -110,7 +110,7 @@ def _is_torch_constant(name: str) -> bool:
 
 
 def _check_size(values: Any, size: int) -> None:
-    """Refuse values of which a file of `size` bytes can only be a shorthand: shared lists, stretched tensors."""
+    """Refuse values that take more memory than `size`, the bytes of their file: shared lists, expanded tensors."""
     weights: dict[int, int] = {}  # by id: how many values a list or map holds, those that it shares counted each time
     storages: dict[int, int] = {}
     if _weight(values, weights, storages) > size or sum(storages.values()) > size:

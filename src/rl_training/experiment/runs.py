@@ -203,7 +203,7 @@ def update_metadata(context: RunContext, **changes: Any) -> None:
 
 
 def json_text(values: dict[str, Any]) -> str:
-    """The values as JSON, which has no word for NaN or infinity: what is no finite number is null."""
+    """Return the values as JSON text. NaN and infinity become null, because JSON cannot express them."""
     return json.dumps(_finite(values), indent=2, allow_nan=False)
 
 

@@ -7,14 +7,14 @@ from rl_training.algorithms.base import CompilingLearner, Learner
 from rl_training.algorithms.step_packages import has_package
 from rl_training.compiling import compiler_found
 from rl_training.envs.factory import WORKER_STEP_TIMEOUT, env_factory
+from rl_training.envs.guard import RESET_PATIENCE
 from rl_training.envs.replay_check import replay_difference
-from rl_training.envs.workers import SLOW_CALL
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
 from rl_training.runtime.run_utils import hardware, versions
 from rl_training.runtime.saved import SavedProgress
 
-EAGER_NOW = "updates were compiled then, they cannot be compiled here"
+EAGER_NOW = "updates were compiled before, and cannot be compiled here"
 
 
 def find_differences(config: TrainConfig, saved: CheckpointState, scheduled: Sequence[str]) -> list[str]:
@@ -32,8 +32,8 @@ def find_differences(config: TrainConfig, saved: CheckpointState, scheduled: Seq
 
 
 def check_replays(config: TrainConfig, progress: SavedProgress) -> list[str]:
-    """Say why the env is no function of its seed and its actions, if fresh envs show that it is none."""
-    answer_seconds = SLOW_CALL * (config.step_timeout or WORKER_STEP_TIMEOUT)
+    """Return how fresh envs failed to reproduce the env from its seed and actions; empty if they did not fail."""
+    answer_seconds = RESET_PATIENCE * (config.step_timeout or WORKER_STEP_TIMEOUT)
     difference = replay_difference(env_factory(config), progress.samples, config.seed, answer_seconds)
     return [] if difference is None else [f"{config.env_id} {difference}"]
 
@@ -56,7 +56,7 @@ def _compile_changes(config: TrainConfig, metadata: Mapping[str, Any]) -> list[s
         return []
     before = metadata["packages"]
     if before is None:
-        return ["updates ran eagerly then, they are compiled now"] if compiler_found() else []
+        return ["updates ran eagerly before, and are compiled now"] if compiler_found() else []
     if compiler_found() or (before and all(map(has_package, before))):
         return []
     return [EAGER_NOW]

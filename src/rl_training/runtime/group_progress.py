@@ -11,10 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_training.experiment.groups import GroupRecord, SeedRecord, SeedStatus, seeds_told
-from rl_training.output import shown_path
+from rl_training.output import printable, shown_path
 from rl_training.runtime.progress import patient_console
 from rl_training.runtime.types import MetricDict
-from rl_training.terminal import printable
 
 _REDRAW_SECONDS = 0.5
 _LINE_SECONDS = 10.0

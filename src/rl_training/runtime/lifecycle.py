@@ -50,7 +50,7 @@ class RunOptions:
     lock: RunLock | None
     """Continue in the directory that this lock holds instead of creating one; needs `checkpoint_state`."""
     decisions: dict[str, str | None] = field(default_factory=dict)
-    """By field of the config, where it said `auto`: what it came to, and why."""
+    """The values chosen for config fields that said `auto`, and why, by field."""
     scheduled: Sequence[str] = ()
     """The parameters of the algorithm whose values depend on the planned budget."""
 
@@ -125,7 +125,7 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
 
 
 class _StopRequest:
-    """A signal's request to stop and save, and the end of whatever does not come to a point where that is possible."""
+    """Handlers for stop signals: they ask the loop to stop and save, and end work that does not reach such a point."""
 
     def __init__(self, session: TrainingSession) -> None:
         self._session = session
@@ -144,7 +144,7 @@ class _StopRequest:
         signal.setitimer(signal.ITIMER_REAL, _LOOK_SECONDS, _LOOK_SECONDS)
 
     def look(self, number: int, frame: FrameType | None) -> None:
-        """End a wait for another process, or what has gone on for too long since the signal."""
+        """Interrupt a wait for another process, or work that still runs some seconds after the signal."""
         del number, frame
         now = time.monotonic()
         self._waited += min(now - self._looked_at, _LONGEST_LOOK)

@@ -77,7 +77,7 @@ def resolve_jobs(jobs: Jobs, num_seeds: int, num_threads: int | Literal["auto"] 
     if count < 1:
         raise ConfigError(f"jobs={count}: give auto, or at least 1 process")
     most = min(count, num_seeds)
-    check_open_files(_FILES_PER_RUN * most, f"{most} runs at once", f"lower --jobs {most}")
+    check_open_files(_FILES_PER_RUN * most, f"{most} runs at once", f"lower --jobs (now {most})")
     return most
 
 

@@ -9,12 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from rl_training.output import DroppingStream, shown_path
+from rl_training.output import DroppingStream, printable, shown_path
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import CollectResult
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
-from rl_training.terminal import printable
 
 _LINE_SECONDS = 5.0
 

@@ -61,7 +61,7 @@ class TrainingRun:
     _metadata_failed: bool = False
 
     def note(self, **changes: Any) -> None:
-        """Change some entries of the metadata; the run goes on without, with one warning, if that is not possible."""
+        """Change some entries of the metadata. If that fails, warn once and continue."""
         try:
             update_metadata(self.run_context, **changes)
         except (OSError, RunDirectoryError) as error:

@@ -166,9 +166,9 @@ class TrainingSession:
         return self.config.compile == "on" and self._num_updates_here < _COMPILING_UPDATES
 
     def learn(self, update: Callable[[], UpdateResult], undo: Callable[[], None] | None = None) -> None:
-        """Let the learner learn, which ends one iteration of the loop; cut short, it leaves nothing worth saving.
+        """Run one update, which ends an iteration of the loop; if it is interrupted, the learner is not saved.
 
-        With `undo`, which brings the learner back to where it was, an update that a signal cuts short has not begun.
+        `undo` restores the learner to its state before the update, so that one interrupted by a signal is repeated.
         """
         self._half_learnt = True
         started = perf_counter()

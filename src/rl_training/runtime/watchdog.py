@@ -1,7 +1,7 @@
-"""Ends env calls in this process that hang or that would end the process, so that the run is saved and named.
+"""A watchdog for env calls in this process: it ends calls that hang or would end the process, and saves the run.
 
-A hang in C code that keeps Python's global lock stops the watchdog too; only worker processes (`vectorization: async`)
-are safe from that. So are they from `os._exit` in C code, and from an env that imported `_exit` by name.
+It cannot act when C code hangs while it holds Python's global lock, when C code exits the process, or when an env
+imported `_exit` by name. Only worker processes (`vectorization: async`) protect a run from those.
 """
 
 import os

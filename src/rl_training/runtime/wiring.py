@@ -55,7 +55,7 @@ def _evaluation_limit(config: TrainConfig) -> str | None:
     """Describe how evaluation episodes end if the environment itself declares no limit; none if it does."""
     if not config.eval_episodes or has_time_limit(config):
         return None
-    cut = f"{config.eval_max_steps}: evaluation episodes are cut after so many steps"
+    cut = f"{config.eval_max_steps}: evaluation episodes are cut after this many steps"
     how = cut if config.eval_max_steps else "0: an evaluation episode that does not end is played for ever"
     return f"{how}, because {config.env_id} declares no time limit"
 

@@ -175,7 +175,7 @@ def _find_resume(given: Path, changes: Sequence[Layer], *, force: bool) -> Conti
         return Fork(continued_config(state, changes, force=force), state)
     run_dir = (given.parent if given.name == "checkpoints" else given).absolute()
     if not os.path.lexists(run_dir / METADATA_FILE):
-        open_without_experience(given)  # a directory without a checkpoint is told so
+        open_without_experience(given)  # raises if there is no checkpoint
         raise CheckpointError(f"{given} holds checkpoints but is no run directory; give one of the files to fork it")
     return Continuation(run_dir, changes, force)
 

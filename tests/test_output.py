@@ -14,8 +14,8 @@ from test_cli import TINY, write_config
 
 from rl_training.cli import main
 from rl_training.experiment.groups import SeedRecord
+from rl_training.output import printable, printable_warnings
 from rl_training.runtime.group_progress import GroupDisplay, SeedProgress
-from rl_training.terminal import printable, printable_warnings
 
 NASTY = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202eevil"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202eevil"
