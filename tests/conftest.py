@@ -1,5 +1,7 @@
 """Fixtures that tests of every room share."""
 
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,9 @@ import torch
 
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
+
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a test run that `nohup` started ignores it
 
 torch.set_num_threads(1)  # what runs use; two test processes on two cores would only get in each other's way
 

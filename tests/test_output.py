@@ -68,7 +68,7 @@ class RudeEnv(CartPoleEnv):
 def test_what_an_environment_raises_is_shown_without_control_characters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gymnasium.register("tests/Rude-v0", "test_terminal:RudeEnv")
+    gymnasium.register("tests/Rude-v0", "test_output:RudeEnv")
     try:
         config = write_config(tmp_path, **{**TINY, "env_id": "tests/Rude-v0", "output_dir": str(tmp_path / "runs")})
         assert main(["train", "--config", str(config)]) == 1

@@ -180,7 +180,7 @@ def test_updates_that_were_compiled_and_run_eagerly_now_are_named(
     with pytest.warns(UserWarning, match="compiling failed"):
         run_dir = train_ppo(make_config(compile="on")).run_dir
     assert load_checkpoint(find_checkpoint(run_dir)).metadata["packages"] is None
-    with pytest.warns(UserWarning, match="compiling failed"):
+    with pytest.warns(UserWarning, match="compiling failed|cannot be compiled here"):
         note = resumed_note(run_dir, 192, {"packages": packages})
     assert note["reasons"] == (["updates were compiled before, and cannot be compiled here"] if named else [])
     assert note["exact"] != named

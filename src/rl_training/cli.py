@@ -170,10 +170,15 @@ def _run(trainer: "Trainer") -> int:
 
     try:
         show_result(trainer.train())
-    except TrainingInterrupted as error:  # typer would answer every kind of KeyboardInterrupt with 130
-        show_line(error, error=True)
-        return 128 + error.signal_number
+    except TrainingInterrupted as error:
+        return _show_interruption(error)
     return 0
+
+
+def _show_interruption(error: TrainingInterrupted) -> int:
+    """Say what was saved; returns the exit code, since typer would answer every KeyboardInterrupt with 130."""
+    show_line(error, error=True)
+    return 128 + error.signal_number
 
 
 @app.command("eval")
@@ -238,7 +243,10 @@ def resume(
 def _verify(run_dir: Path) -> int:
     from rl_training.runtime.workflows import verify_resume
 
-    found = verify_resume(run_dir)
+    try:
+        found = verify_resume(run_dir)
+    except TrainingInterrupted as error:
+        return _show_interruption(error)
     tried = len(found.equal) + len(found.different)
     typer.echo(f"resumed from step {found.resumed_from}: {len(found.equal)} of {tried} stored digests are equal")
     if found.different:

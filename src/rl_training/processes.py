@@ -38,7 +38,8 @@ def mark_children() -> None:
 def kill_children() -> None:
     """Kill every process that was started from this one, directly or not, and still runs."""
     kill_descendants(os.getpid())
+    mark = os.environ.get(_MARK)
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get(_MARK) == os.environ[_MARK]:
+            if mark and process.environ().get(_MARK) == mark:
                 process.kill()

@@ -75,6 +75,7 @@ class NativeEpisodeVectorEnv:
     def step(self, actions: Any) -> StepResult:
         """Step all envs. At an episode's end the observation is that episode's true last one."""
         taken = self.tracker.begin_step(actions)
+        self.calls.index = 0  # all envs are stepped at once
         self.calls.begin(lambda index: self.tracker.locate(index, taken[index]))
         try:
             obs, rewards, terminated, truncated, infos = self._env.step(taken)

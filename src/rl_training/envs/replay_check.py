@@ -49,17 +49,23 @@ def find_difference(make_env: EnvFactory, samples: Sequence[ReplaySample], seed:
 
     The samples of the run come first, then random ones, until there are `ENOUGH_SAMPLES` or time is up.
     """
-    deadline = time.monotonic() + _SECONDS
+    began, num_steps = time.monotonic(), 0
     with_past = sum(sample.episode_number > 0 for sample in samples)
-    by_cost = sorted(samples, key=lambda sample: sample.start.length + len(sample.actions))
+    by_cost = sorted(samples, key=_num_steps)
     with closing(play_samples(make_env, seed)) as played:
         for sample in chain(by_cost, islice(played, max(0, ENOUGH_SAMPLES - with_past))):
+            used, cost = time.monotonic() - began, _num_steps(sample)
+            if num_steps and used + cost * used / num_steps > _SECONDS:  # by the speed so far; the first is compared
+                break
             difference = sample_difference(make_env, sample)
             if difference is not None:
                 return difference
-            if time.monotonic() > deadline:
-                break
+            num_steps += cost
     return None
+
+
+def _num_steps(sample: ReplaySample) -> int:
+    return sample.start.length + len(sample.actions)
 
 
 def play_samples(make_env: EnvFactory, seed: int) -> Generator[ReplaySample, None, None]:

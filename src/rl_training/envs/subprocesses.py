@@ -2,13 +2,13 @@
 
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from rl_training.errors import told
 from rl_training.interpreters import start_fork_server
+from rl_training.processes import kill_tree
 
 T = TypeVar("T")
 
@@ -39,6 +39,8 @@ def call_in_process(function: Callable[[], T], seconds: float) -> T:
         process.join(seconds)
         raise SubprocessError(f"the process ended with exit code {process.exitcode}") from None
     finally:
+        assert process.pid is not None
+        kill_tree(process.pid)  # with whatever an env has started
         process.kill()
         process.join()
         receiver.close()
@@ -49,7 +51,7 @@ def call_in_process(function: Callable[[], T], seconds: float) -> T:
 
 
 def _call(function: Callable[[], Any], sender: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, which then ends this process
+    os.setpgid(0, 0)  # Ctrl-C is for the owner, which then ends this process and its group
     _silence()
     try:
         sender.send((None, function()))

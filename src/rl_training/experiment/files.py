@@ -102,9 +102,8 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Stage beside the target, flush to disk, then rename into place; nothing is left behind on failure."""
     # The random part keeps others from putting a link where the file will be staged.
     staged = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    descriptor = open_regular(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(staged, "wb", opener=_open_new) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -112,6 +111,10 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         sync_directory(path.parent)
     finally:
         staged.unlink(missing_ok=True)
+
+
+def _open_new(path: str, flags: int) -> int:
+    return open_regular(Path(path), flags | os.O_EXCL)
 
 
 def remove_stale(directory: Path) -> None:

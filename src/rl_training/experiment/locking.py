@@ -45,13 +45,13 @@ class RunLock:
         if not current:  # its holder released and removed it after we had opened it
             os.close(descriptor)
             return self.acquire()
+        self._own(descriptor)
         if holder:
             warnings.warn(
                 f"process {holder.get('process')} on {holder.get('host')} left {self.path} without ending its run; "
                 "it is gone, so the run goes on here",
                 stacklevel=2,
             )
-        self._own(descriptor)
         return self
 
     def check_free(self) -> None:

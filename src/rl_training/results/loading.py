@@ -1,5 +1,6 @@
 """Finished runs read back from their directories, and groups of them that differ only in their seed."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,9 +68,10 @@ class Run:
     @property
     def final_return(self) -> float | None:
         """Mean return of the last evaluation; none if there was none."""
-        told_at_the_end = (self.metadata.get("metrics") or {}).get("eval_return_mean")
-        if told_at_the_end is not None:
-            return float(told_at_the_end)
+        final = self.metadata.get("metrics") or {}
+        if "eval_return_mean" in final:  # null stands for a number that is not finite
+            value = final["eval_return_mean"]
+            return math.nan if value is None else float(value)
         return float(self.evaluation.values[-1]) if len(self.evaluation) else None
 
     def score(self, kind: Score = "final") -> float:

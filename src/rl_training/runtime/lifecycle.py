@@ -81,7 +81,7 @@ def _run_session(session: TrainingSession, loop: Callable[[TrainingSession], Non
         raise
     finally:
         session.close()
-    if session.signal_number is not None:
+    if result.status == "interrupted" and session.signal_number is not None:
         message = f"interrupted at step {session.state.global_step}; saved {result.checkpoint_path}"
         raise TrainingInterrupted(message, session.signal_number)
     return result
@@ -146,10 +146,13 @@ class _StopRequest:
     def look(self, number: int, frame: FrameType | None) -> None:
         """Interrupt a wait for another process, or work that still runs some seconds after the signal."""
         del number, frame
+        if self._session.signal_number is None:  # somebody else's alarm
+            return
         now = time.monotonic()
         self._waited += min(now - self._looked_at, _LONGEST_LOOK)
         self._looked_at = now
         if self._session.saving:
+            self._waited = 0.0
             return
         if is_waiting_for_others() and not self._ended_wait:
             self._ended_wait = True  # once: the end of the other process is waited for in its turn
@@ -176,10 +179,10 @@ def _stop_signals(session: TrainingSession) -> Iterator[None]:
         yield  # only the main thread may handle signals
         return
     request = _StopRequest(session)
-    with handled(request.receive):
-        before = signal.signal(signal.SIGALRM, request.look)
-        try:
+    before = signal.signal(signal.SIGALRM, request.look)
+    try:
+        with handled(request.receive):
             yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, before)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)

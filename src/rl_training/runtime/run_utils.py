@@ -10,7 +10,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from rl_training import __version__
 from rl_training.cores import cpu_name
 from rl_training.envs.factory import env_packages
-from rl_training.errors import CheckpointError, ConfigError, RunDirectoryError, without_credentials
+from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunDirectoryError, without_credentials
 from rl_training.experiment.checkpointing import CheckpointState, drop_newer, save_run_checkpoint
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.files import sync_directory
@@ -70,9 +70,10 @@ class TrainingRun:
                 warnings.warn(f"{self.run_context.metadata_path} cannot be written: {error}", stacklevel=2)
 
     def amend_resume(self, note: ResumeNote) -> None:
-        """Replace what the metadata says about the newest resume."""
-        *earlier, newest = read_metadata(self.run_context)["resumed"]
-        self.note(resumed=[*earlier, {**newest, **note.to_metadata()}])
+        """Replace what the metadata says about the newest resume, unless the metadata was damaged meanwhile."""
+        with suppress(RunDirectoryError, LookupError, TypeError, ValueError):
+            *earlier, newest = read_metadata(self.run_context)["resumed"]
+            self.note(resumed=[*earlier, {**newest, **note.to_metadata()}])
 
     def end(self, **outcome: Any) -> None:
         """Note how the run ended."""
@@ -236,6 +237,8 @@ def refusing_misfits(config: TrainConfig) -> Iterator[None]:
     """Answer a saved state that does not fit what was built from its config."""
     try:
         yield
+    except RLTrainingError:  # says already what is wrong
+        raise
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint does not fit {config.algo} on {config.env_id}: {error!r}") from error
 

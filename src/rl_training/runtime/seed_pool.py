@@ -20,6 +20,7 @@ from rl_training.signals import handled
 
 _LOOK_SECONDS = 0.25
 _DYING_SECONDS = 5.0
+_SAVING_SECONDS = 10.0
 # Imported once, by a server that then forks a process per seed: each would take seconds to import them itself.
 _PRELOADED = ["rl_training.runtime.seed_process", "torch.utils.tensorboard", "matplotlib.figure"]
 
@@ -78,6 +79,10 @@ class SeedProcess:
             self._stopping = True
             self._send(number)
 
+    def wait(self, seconds: float) -> None:
+        """Let a process that was asked to stop save its run."""
+        self._process.join(seconds)
+
     def kill(self) -> None:
         """End the process, whatever it is doing, and the programs that its envs have started."""
         self._stopping = True
@@ -121,6 +126,8 @@ def run_at_once(
     finally:
         for process in running:  # whoever listened has failed
             process.stop(signal.SIGTERM)
+        for process in running:
+            process.wait(_SAVING_SECONDS)
 
 
 def _speaking(running: Sequence[SeedProcess]) -> list[SeedProcess]:

@@ -137,12 +137,14 @@ def live(job: SeedJob, owner: Connection) -> None:
     multiprocessing.set_start_method(job.start_method, force=True)
     drop_lost_output()
     _print_to(job.log_path)
-    ending = _train(job, [ProgressDisplay(), Lifeline(owner), *job.stop.callbacks()])
-    with suppress(OSError):
-        owner.send(ending)
-    if ending.status in ("completed", "stopped"):
-        plot_run(context_of(job.run_dir))
-    kill_descendants(os.getpid())  # what an env has started and not ended
+    try:
+        ending = _train(job, [ProgressDisplay(), Lifeline(owner), *job.stop.callbacks()])
+        with suppress(OSError):
+            owner.send(ending)
+        if ending.status in ("completed", "stopped"):
+            plot_run(context_of(job.run_dir))
+    finally:
+        kill_descendants(os.getpid())  # what an env has started and not ended
 
 
 def _print_to(path: Path) -> None:

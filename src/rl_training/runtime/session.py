@@ -430,5 +430,7 @@ class TrainingSession:
 
     def close(self) -> None:
         """Release files and evaluation envs."""
-        self.evaluator.close()
-        self._run.close()
+        try:
+            self.evaluator.close()
+        finally:
+            self._run.close()

@@ -19,6 +19,7 @@ from typing_extensions import Self
 from rl_training.envs.guard import EnvCalls, EnvInterrupt
 from rl_training.errors import EnvironmentStepError
 from rl_training.experiment.config import TrainConfig
+from rl_training.processes import kill_descendants
 
 _STEP_TIMEOUT = 60.0  # seconds; longer than for worker processes, since a hang in this process ends the run
 _TICK_SECONDS = 0.25
@@ -160,4 +161,5 @@ class Watchdog:
         traceback.print_stack(sys._current_frames().get(self._thread_id))  # the env's author needs it
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.stdout.flush()
+        kill_descendants(self._process_id)  # what the env has started: nothing else runs at this exit
         self._exit(_FAILED)
