@@ -28,7 +28,7 @@ benchmark: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[box2d,mujoco]"
 	$(BIN)/rl-training benchmark $(SUITE) --receipts src/rl_training/receipts --document docs/benchmarks.md
 
-# Kills runs at random moments, resumes them, and compares with runs that were never killed; takes about ten minutes.
+# Kills runs at random moments, resumes them, and compares with runs that were never killed; takes about forty minutes.
 chaos: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[box2d,mujoco]"
 	$(BIN)/python benchmarks/chaos.py --output docs/chaos.md

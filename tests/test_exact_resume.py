@@ -15,7 +15,7 @@ from conftest import MakeConfig
 
 from rl_training.envs.replay_check import find_difference
 from rl_training.envs.restore import restore_env
-from rl_training.envs.samples import RunningEpisode
+from rl_training.envs.samples import RunningEpisode, SampleRecorder
 from rl_training.envs.vector import SyncEpisodeVectorEnv
 from rl_training.errors import EnvironmentStepError, TrainingInterrupted
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
@@ -260,6 +260,12 @@ def test_what_the_run_itself_did_is_compared_and_not_only_random_play() -> None:
     assert find_difference(sample_envs.RewardedEnv, samples, seed=3) == (
         "replaying its actions gave the return 12.0, not 18.0"
     )
+
+
+def test_all_envs_get_their_turn_to_be_sampled() -> None:
+    recorder = SampleRecorder()
+    assert [recorder.choose(range(6)) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5]]
+    assert recorder.choose([]) == []
 
 
 def test_samples_are_part_of_checkpoints_and_survive_a_resume(make_config: MakeConfig) -> None:

@@ -11,7 +11,7 @@ import torch
 from gymnasium import Space
 from gymnasium.spaces import Discrete
 
-from rl_training.envs.samples import RunningEpisode, SampleRecorder
+from rl_training.envs.samples import MAX_STEPS_BEFORE, RunningEpisode, SampleRecorder
 from rl_training.errors import EnvironmentStepError, TrainingStateError
 from rl_training.streams import derive_seed
 
@@ -119,7 +119,12 @@ class EpisodeTracker:
 
     def begin_samples(self, states: list[Any], obs: Any) -> None:
         """Begin to record what some of the envs do from here on; `states` are the envs' own, [env]."""
-        episodes = [self.running(index, state) for index, state in enumerate(states)]
+        candidates = [
+            index
+            for index, state in enumerate(states)
+            if self.seeds[index] is not None and (state is not None or self.lengths[index] <= MAX_STEPS_BEFORE)
+        ]
+        episodes = {index: self.running(index, states[index]) for index in self.recorder.choose(candidates)}
         self.recorder.begin(episodes, self.episode_numbers.tolist(), obs)
 
     def running(self, index: int, state: Any = None) -> RunningEpisode:

@@ -3,7 +3,7 @@
 import struct
 import zlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 KEPT_SAMPLES = 16
 _ENVS_AT_ONCE = 4  # more would slow down the steps that are recorded
 _MAX_STEPS = 1_000  # of one sample
-_MAX_STEPS_BEFORE = 5_000  # of the episode before a sample begins: every comparison replays them
+MAX_STEPS_BEFORE = 5_000  # of the episode before a sample begins: every comparison replays them
 _STEPS_BEYOND = 20  # of the next episode
 
 
@@ -115,15 +115,20 @@ class SampleRecorder:
         """Whether as many samples are kept as there is room for."""
         return len(self._kept) == KEPT_SAMPLES
 
-    def begin(self, episodes: Sequence[RunningEpisode], episode_numbers: Sequence[int], obs: Sequence[Any]) -> None:
-        """Begin samples of some of the envs, all of which are given, [env]; the next call takes the next envs."""
-        order = [(self._next_env + offset) % len(episodes) for offset in range(len(episodes))]
-        chosen = [index for index in order if _can_be_sampled(episodes[index])][:_ENVS_AT_ONCE]
+    def choose(self, candidates: Sequence[int]) -> list[int]:
+        """Choose the envs to record next, so that all of them get their turn."""
+        later = [index for index in candidates if index >= self._next_env]
+        chosen = [*later, *(index for index in candidates if index < self._next_env)][:_ENVS_AT_ONCE]
+        self._next_env = chosen[-1] + 1 if chosen else 0
+        return chosen
+
+    def begin(self, episodes: Mapping[int, RunningEpisode], episode_numbers: Sequence[int], obs: Sequence[Any]) -> None:
+        """Begin a sample of every episode given, by env; numbers and observations are those of all envs, [env]."""
         self._open = {
-            index: _OpenSample(episodes[index], int(episode_numbers[index]), np.array(obs[index])) for index in chosen
+            index: _OpenSample(episode, int(episode_numbers[index]), np.array(obs[index]))
+            for index, episode in episodes.items()
         }
-        self._next_env = (chosen[-1] + 1) % len(episodes) if chosen else 0
-        self.recording = bool(chosen)
+        self.recording = bool(self._open)
 
     def record_step(self, actions: Array, obs: Any, rewards: Array, terminated: Array, truncated: Array) -> None:
         """Add a step of all envs, [env, ...]; a sample ends with its second episode, or after so many steps."""
@@ -154,9 +159,3 @@ class SampleRecorder:
         """Give up the samples that are being recorded, because the envs were put somewhere else."""
         self._open = {}
         self.recording = False
-
-
-def _can_be_sampled(episode: RunningEpisode) -> bool:
-    if episode.seed is None:
-        return False
-    return episode.state is not None or (episode.actions is not None and episode.length <= _MAX_STEPS_BEFORE)
