@@ -262,6 +262,15 @@ def test_what_the_run_itself_did_is_compared_and_not_only_random_play() -> None:
     )
 
 
+def test_a_comparison_that_runs_out_of_time_is_not_called_exact(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_training.envs.replay_check._CPU_SECONDS", 1e-9)
+    run_dir = train(make_config(env_id="chaos_envs:HiddenWalk-v0", num_envs=2, total_timesteps=64, eval_episodes=0))
+    with pytest.warns(UserWarning, match="HiddenWalk-v0 could not be compared with fresh envs .*only 1 of 8 samples"):
+        resume_training(run_dir, total_timesteps=128)
+
+
 def test_all_envs_get_their_turn_to_be_sampled() -> None:
     recorder = SampleRecorder()
     assert [recorder.choose(range(6)) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5]]

@@ -24,7 +24,9 @@ from rl_training.envs.vector import SyncEpisodeVectorEnv
 from rl_training.streams import make_stream
 
 ENOUGH_SAMPLES = 20  # only every second one shows that BipedalWalker-v3 does not replay
-_SECONDS = 10.0  # after which no further sample is compared
+LEAST_SAMPLES = 8
+_CPU_SECONDS = 30.0  # after which no further sample is compared; CPU time, so that a busy machine compares as much
+_WALL_SECONDS = 120.0
 _STEPS_BEFORE = 40  # at most, of an episode before a random sample begins
 _STEPS_AFTER = 100  # at most, in a random sample
 
@@ -38,7 +40,7 @@ def replay_difference(
     `answer_seconds` is how long a single call of an env may take.
     """
     try:
-        difference = call_in_process(partial(find_difference, make_env, samples, seed), _SECONDS + answer_seconds)
+        difference = call_in_process(partial(find_difference, make_env, samples, seed), _WALL_SECONDS + answer_seconds)
     except SubprocessError as error:
         return f"could not be compared with fresh envs ({error})"
     return None if difference is None else f"does not replay: {difference}"
@@ -47,20 +49,23 @@ def replay_difference(
 def find_difference(make_env: EnvFactory, samples: Sequence[ReplaySample], seed: int) -> str | None:
     """Describe the first sample that a fresh env does not reproduce; none if there is no such sample.
 
-    The samples of the run come first, then random ones, until there are `ENOUGH_SAMPLES` or time is up.
+    Random samples come first, then those of the run, the cheapest first. Slow envs may leave no time for all of them;
+    a `TimeoutError` says that there were too few.
     """
-    began, num_steps = time.monotonic(), 0
     with_past = sum(sample.episode_number > 0 for sample in samples)
-    by_cost = sorted(samples, key=_num_steps)
+    num_random = max(LEAST_SAMPLES, ENOUGH_SAMPLES - with_past)
+    compared, num_steps, began = 0, 0, time.process_time()
     with closing(play_samples(make_env, seed)) as played:
-        for sample in chain(by_cost, islice(played, max(0, ENOUGH_SAMPLES - with_past))):
-            used, cost = time.monotonic() - began, _num_steps(sample)
-            if num_steps and used + cost * used / num_steps > _SECONDS:  # by the speed so far; the first is compared
+        for sample in chain(islice(played, num_random), sorted(samples, key=_num_steps)):
+            used, cost = time.process_time() - began, _num_steps(sample)
+            if num_steps and used + cost * used / num_steps > _CPU_SECONDS:
                 break
             difference = sample_difference(make_env, sample)
             if difference is not None:
                 return difference
-            num_steps += cost
+            compared, num_steps = compared + 1, num_steps + cost
+    if compared < LEAST_SAMPLES:
+        raise TimeoutError(f"only {compared} of {LEAST_SAMPLES} samples fit into {_CPU_SECONDS:g} s of CPU time")
     return None
 
 
