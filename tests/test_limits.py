@@ -199,7 +199,9 @@ def test_workers_that_cannot_be_started_leave_nothing_behind(few_files: int) -> 
 
 def test_many_seeds_that_need_more_open_files_than_allowed_are_refused(few_files: int, make_config: MakeConfig) -> None:
     config = make_config()
-    with pytest.raises(ConfigError, match=r"30 runs at once need about \d+ open files.*ulimit -n.*lower --jobs \(now 30\)"):
+    with pytest.raises(
+        ConfigError, match=r"30 runs at once need about \d+ open files.*ulimit -n.*lower --jobs \(now 30\)"
+    ):
         prepare_group(config, range(1, 41), 30, StopRules())
     assert not config.output_dir.exists()
 
