@@ -261,7 +261,7 @@ def _forget(lock: Path, unwanted: Sequence[Path], *, keep_lock: bool) -> None:
 
 
 def _end_with_owner() -> None:
-    """End this process and its C++ compiler when the process that ordered is gone."""
+    """End this process and its C++ compiler when the process that ordered the compilation is gone."""
     os.read(0, 1)  # returns when nobody can write any more
     kill_tree(os.getpid())
 

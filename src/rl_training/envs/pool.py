@@ -106,7 +106,7 @@ class Worker:
 
 @contextmanager
 def _stop_signals_blocked() -> Iterator[None]:
-    """Keep the stop signals from a process that is just being made, until it has handlers of its own."""
+    """Block the stop signals while a process starts, until it has installed handlers of its own."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield

@@ -1,8 +1,8 @@
 """Whether fresh envs reproduce what the envs of a run did. If they do not, no resume of the run is exact.
 
 An env may remember more than its seed and actions: a physics world that survives its resets, a counter in a module, a
-generator of its own. Its observations may not show this for many steps. So fresh envs play on from where they are
-brought back to: first the samples that the run recorded, then random actions.
+generator of its own. Its observations may not show this for many steps. So fresh envs are brought back to the start of
+samples and must play on as the first env did: samples of random play, then those that the run recorded.
 """
 
 import time

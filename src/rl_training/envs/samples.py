@@ -28,7 +28,7 @@ class RunningEpisode:
     length: int
     episode_return: float
     actions: Array | None
-    """[step, ...]; none when the episode is longer than what is kept."""
+    """[step, ...]; none if the episode has more steps than are kept."""
     state: Any = None
     """What the env's own `get_state()` gave, if it has one."""
 
@@ -39,7 +39,7 @@ class ReplaySample:
 
     start: RunningEpisode
     episode_number: int
-    """0 for an env that had no past."""
+    """How many episodes the env had played before this one."""
     obs: Array
     """What the env showed at the start."""
     actions: Array
@@ -123,7 +123,7 @@ class SampleRecorder:
         return chosen
 
     def begin(self, episodes: Mapping[int, RunningEpisode], episode_numbers: Sequence[int], obs: Sequence[Any]) -> None:
-        """Begin a sample of every episode given, by env; numbers and observations are those of all envs, [env]."""
+        """Begin a sample of every episode in `episodes`, by env; the other two are those of all envs, [env]."""
         self._open = {
             index: _OpenSample(episode, int(episode_numbers[index]), np.array(obs[index]))
             for index, episode in episodes.items()

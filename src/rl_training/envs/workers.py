@@ -179,7 +179,7 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
             self._restore_timeout(running),
             concerned=running,
             resumed=~self._all,
-            locate=lambda index: f"env {index}, restore of episode {tracker.episode_numbers[index]}",
+            locate=tracker.locate_restore,
         )
         failures = self._ask(task)
         return finish_restore(tracker, failures, self.reset, lambda: self._arrays.read(self._block))

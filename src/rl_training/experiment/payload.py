@@ -24,7 +24,7 @@ _MAPS = {dict, OrderedDict}
 _LISTS = {list, tuple}
 _MOST_ENTRIES = 100_000  # of an archive; a tensor takes one
 _TEXT_UNIT = 64  # characters of a text that count as one value: names are stored once and used often
-# What `pack` writes. `torch.load` knows more names, such as `bytearray`, which makes gigabytes of a number.
+# The names that `pack` writes. `torch.load` allows more, such as `bytearray`, which allocates gigabytes for a number.
 _CALLED = {"torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor_v3", "torch._utils _rebuild_parameter"}
 _GLOBALS = {*_CALLED, "collections OrderedDict", "_codecs encode", "torch.storage UntypedStorage"}
 

@@ -76,7 +76,7 @@ class TrainingRun:
             self.note(resumed=[*earlier, {**newest, **note.to_metadata()}])
 
     def end(self, **outcome: Any) -> None:
-        """Note how the run ended."""
+        """Write how the run ended into the metadata."""
         self.note(ended_at=now(), **outcome)
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ def _save_nothing(error: EnvironmentStepError) -> None:
 
 @dataclass(frozen=True)
 class _Call:
-    """An env call as it was seen running."""
+    """An env call that the watchdog saw running."""
 
     calls: EnvCalls
     locate: Callable[[int], str]

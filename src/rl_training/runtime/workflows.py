@@ -43,7 +43,7 @@ _VERIFIED_DIGESTS = 3  # as many steps of the log are repeated
 
 @dataclass(frozen=True)
 class Fork:
-    """A checkpoint ready to go on in a new run directory."""
+    """A checkpoint that continues in a new run directory."""
 
     config: TrainConfig
     state: CheckpointState
