@@ -28,8 +28,8 @@ from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoin
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.digests import state_digests
 from rl_training.experiment.locking import LOCK_FILE
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, create_run_context, read_digests, read_metadata, read_metrics
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.run_utils import versions
 from rl_training.runtime.workflows import resume_training
 

@@ -7,9 +7,9 @@ from speed_common import Job, Measurement, Row, Stretch, make_measurement, take_
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, read_metrics
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.wiring import with_resolved_compile
 

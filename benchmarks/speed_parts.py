@@ -25,13 +25,13 @@ from rl_training.algorithms.sac import SACLearner
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import make_single_env
-from rl_training.envs.native import NativeEpisodeVectorEnv
-from rl_training.envs.vector import SyncEpisodeVectorEnv
-from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.envs.vector.native import NativeEpisodeVectorEnv
+from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
 from rl_training.policies.actor_critic import ActorCritic
-from rl_training.policies.mlp import product
+from rl_training.policies.networks.mlp import product
 from rl_training.policies.q_network import QNetwork
 from rl_training.policies.soft_actor_critic import NUM_CRITICS, SquashedActor
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.run_utils import limited_threads
 from rl_training.runtime.trainer import TrainerState
 

@@ -9,7 +9,7 @@ from reference import run
 from rl_training.algorithms.ppo import PPOLearner
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import make_vector_env
-from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.envs.vector.sync import EpisodeVectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.policies.base import Array
 from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout

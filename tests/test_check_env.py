@@ -13,14 +13,14 @@ from conftest import TINY, MakeConfig
 from gymnasium import spaces
 
 from rl_training.cli import main
-from rl_training.envs.checking import EnvReport, check_environment
+from rl_training.envs.checks.checking import EnvReport, check_environment
 from rl_training.envs.checks.contract import trainable_by
 from rl_training.envs.checks.findings import Finding, Subject
 from rl_training.envs.checks.processes import check_process
 from rl_training.envs.checks.recording import Recording
 from rl_training.envs.checks.values import check_speed
 from rl_training.errors import EnvironmentSetupError
-from rl_training.experiment.registry import list_algorithm_specs
+from rl_training.runtime.registry import list_algorithm_specs
 
 STEPS = 600
 

@@ -6,9 +6,9 @@ from conftest import MakeConfig
 
 from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint
-from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.experiment.runs import context_of, read_metadata, read_metrics
 from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
 
 ALGORITHMS = [spec.name for spec in list_algorithm_specs()]

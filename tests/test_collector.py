@@ -10,7 +10,7 @@ from sample_envs import CountingEnv
 
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import make_vector_env
-from rl_training.envs.vector import SyncEpisodeVectorEnv
+from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
 from rl_training.runtime.collector import Collection, CollectResult, collect_rollout
 from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
 

@@ -29,10 +29,10 @@ from rl_training.algorithms.whole_step import Networks, Settings, Slope, WholeSt
 from rl_training.compiling import cache_dir, compiling_pays, remember_compiling
 from rl_training.errors import NonFiniteUpdateError
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.policies.flat import FlatLayout
 from rl_training.policies.host import HostedParams
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.wiring import with_resolved_compile
 from rl_training.runtime.workflows import replay_failed_step, resume_training
 

@@ -17,12 +17,12 @@ from rl_training.algorithms.sac import SACParams
 from rl_training.cli import load_config
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrackerOptions, TrainConfig, plain_config, with_resolved_params
-from rl_training.experiment.default_manager import DefaultExperimentManager
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, write_config
 from rl_training.experiment.schedules import Schedule
 from rl_training.experiment.validation import StrictModel
+from rl_training.runtime.manager import DefaultExperimentManager
 from rl_training.runtime.ppo_trainer import resolve_ppo_params, train_ppo
+from rl_training.runtime.registry import get_algorithm_spec
 
 NAN, INF = math.nan, math.inf
 SECTION = "algo_kwargs."

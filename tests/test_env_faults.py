@@ -20,10 +20,10 @@ from rl_training.cli import main
 from rl_training.envs.guard import STEP_PATIENCE, EnvCalls, EnvInterrupt
 from rl_training.errors import EnvironmentStepError
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, read_digests, read_metadata, read_metrics
 from rl_training.runtime.agents import evaluate_agent
 from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.watchdog import Watchdog
 from rl_training.runtime.workflows import load_agent, resume_training
 

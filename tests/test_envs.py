@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rl_training.envs.factory import make_env, make_vector_env
-from rl_training.envs.vector import EpisodeVectorEnv, SyncEpisodeVectorEnv
+from rl_training.envs.vector.sync import EpisodeVectorEnv, SyncEpisodeVectorEnv
 from rl_training.errors import EnvironmentSetupError, EnvironmentStepError, TrainingStateError
 
 BOTH = pytest.mark.parametrize("vectorization", ["sync", "async"])

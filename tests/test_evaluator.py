@@ -13,10 +13,10 @@ from rl_training.envs.guard import EnvCalls
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import context_of, read_metrics
 from rl_training.experiment.sources import Layer
+from rl_training.recording.episodes import play_for_recording
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluator import EpisodePlayer, Evaluator, evaluation_seeds
 from rl_training.runtime.ppo_trainer import train_ppo
-from rl_training.runtime.recording import play_for_recording
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import evaluate_checkpoint, load_agent, prepare_resume
 

@@ -16,14 +16,14 @@ from conftest import MakeConfig
 from rl_training.envs.replay_check import find_difference
 from rl_training.envs.restore import restore_env
 from rl_training.envs.samples import RunningEpisode, SampleRecorder
-from rl_training.envs.vector import SyncEpisodeVectorEnv
+from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
 from rl_training.errors import EnvironmentStepError, TrainingInterrupted
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.digests import digest
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import resume_training
 

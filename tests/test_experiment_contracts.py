@@ -7,8 +7,8 @@ from conftest import MakeConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import AlgorithmSpec, get_algorithm_spec, list_algorithm_specs
 from rl_training.experiment.runs import RunContext, create_run_context
+from rl_training.runtime.registry import AlgorithmSpec, get_algorithm_spec, list_algorithm_specs
 
 
 def test_a_config_needs_only_algorithm_and_environment() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.registry import get_algorithm_spec
 
 PAGE = (Path(__file__).parents[1] / "docs" / "from_stable_baselines3.md").read_text()
 COMMON = "learning_rate gamma policy_kwargs seed device verbose stats_window_size tensorboard_log batch_size"

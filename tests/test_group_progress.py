@@ -5,8 +5,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from rl_training.cli.group_progress import GroupDisplay, duration_told
 from rl_training.experiment.groups import GroupRecord, SeedRecord
-from rl_training.runtime.group_progress import GroupDisplay, SeedProgress, duration_told
+from rl_training.groups.observer import SeedProgress
 
 SEEDS = tuple(SeedRecord(seed=seed, run_dir=f"run-{seed}") for seed in range(1, 5))
 GROUP = GroupRecord(

@@ -14,11 +14,11 @@ from sample_runs import write_run
 from rl_training.cli import main
 from rl_training.errors import RunDirectoryError
 from rl_training.experiment.checkpointing import prune_checkpoints, step_checkpoints
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.experiment.trackers.ledger import open_ledger
 from rl_training.results.drawing import plot_run
 from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.registry import get_algorithm_spec
 
 FILES = ("metadata.json", "metrics.jsonl", "digests.jsonl", "config.yaml")
 FOLDERS = ("checkpoints", "replay", "tensorboard", "failure", "trackers")

@@ -19,13 +19,13 @@ from sample_envs import StepEnv
 from rl_training.cli import main
 from rl_training.envs import factory
 from rl_training.envs.factory import check_num_envs, make_single_env, make_vector_env
-from rl_training.envs.workers import AsyncEpisodeVectorEnv
+from rl_training.envs.vector.process import AsyncEpisodeVectorEnv
 from rl_training.errors import ConfigError, EnvironmentSetupError
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.groups.many_seeds import prepare_group
 from rl_training.limits import check_open_files
 from rl_training.runtime.callbacks import StopRules
-from rl_training.runtime.many_seeds import prepare_group
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.threads import choose_threads
 
 ALL = pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])

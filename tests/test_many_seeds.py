@@ -25,9 +25,9 @@ from rl_training.cli import main
 from rl_training.errors import ConfigError, RunDirectoryError, TrainingStateError
 from rl_training.experiment.groups import parse_seeds, read_group, seeds_told
 from rl_training.experiment.runs import context_of, find_runs, read_metadata, update_metadata
+from rl_training.groups.many_seeds import resolve_jobs, train_seeds
+from rl_training.groups.seed_process import Lifeline
 from rl_training.runtime.callbacks import StopRules
-from rl_training.runtime.many_seeds import resolve_jobs, train_seeds
-from rl_training.runtime.seed_process import Lifeline
 from rl_training.runtime.trainer import TrainerState
 
 TINY: dict[str, Any] = {

@@ -8,10 +8,10 @@ from gymnasium import spaces
 
 from rl_training.envs.factory import make_vector_env
 from rl_training.errors import ConfigError, EnvironmentSetupError
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.policies.noise import CorrelatedNoise, WhiteNoise, build_noise
 from rl_training.runtime.collector import Collection, collect_rollout
 from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout, resolve_ppo_params
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.streams import make_stream
 
 RHO = 0.8

@@ -7,9 +7,9 @@ from conftest import MakeConfig
 from gymnasium import spaces
 
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.normalization import FeatureNormalizer, RewardNormalizer, RunningMoments
+from rl_training.runtime.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.runtime.workflows import evaluate_checkpoint, load_agent
 
 ALGORITHMS = pytest.mark.parametrize("algo", [spec.name for spec in list_algorithm_specs()])

@@ -16,8 +16,8 @@ from rl_training.cli import main
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentStepError, NonFiniteUpdateError
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, read_metadata
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.workflows import replay_failed_step, resume_training
 
 ALGORITHMS = ["ppo", "dqn", "sac"]

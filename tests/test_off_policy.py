@@ -13,11 +13,11 @@ from rl_training.data.sampling import UniformSampler
 from rl_training.envs.factory import make_vector_env
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import Collection, collect_transitions
 from rl_training.runtime.dqn_trainer import train_dqn, wire_dqn
 from rl_training.runtime.off_policy import build_replay, updates_owed
+from rl_training.runtime.registry import get_algorithm_spec
 
 BOTH = pytest.mark.parametrize("algo", ["dqn", "sac"])
 

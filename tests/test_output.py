@@ -13,9 +13,10 @@ from sample_runs import write_run
 from test_cli import TINY, write_config
 
 from rl_training.cli import main
+from rl_training.cli.group_progress import GroupDisplay
 from rl_training.experiment.groups import SeedRecord
+from rl_training.groups.observer import SeedProgress
 from rl_training.output import printable, printable_warnings
-from rl_training.runtime.group_progress import GroupDisplay, SeedProgress
 
 NASTY = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202eevil"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202eevil"

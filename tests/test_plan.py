@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from rl_training.algorithms.base import OffPolicyParams
 from rl_training.algorithms.dqn import DQNParams
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.schedules import crosses
 from rl_training.runtime.dqn_trainer import plan_dqn
 from rl_training.runtime.off_policy import next_boundary, updates_owed
 from rl_training.runtime.plan import Stretch, count_events
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.sac_trainer import plan_sac
 
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 PLUGIN = """
-from rl_training.experiment.registry import AlgorithmSpec
+from rl_training.runtime.registry import AlgorithmSpec
 from rl_training.algorithms.ppo import PPOParams
 from rl_training.runtime.agents import evaluate_agent, predict_action
 from rl_training.runtime.ppo_trainer import build_ppo_learner, plan_ppo, resolve_ppo_params, train_ppo

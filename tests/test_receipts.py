@@ -11,6 +11,7 @@ import yaml
 from rl_training.cli import main
 from rl_training.cores import cpu_name
 from rl_training.errors import ConfigError, RunDirectoryError
+from rl_training.groups.benchmarking import SUITES, presets_of
 from rl_training.results import receipts
 from rl_training.results.receipts import (
     RECEIPTS_DIR,
@@ -29,7 +30,6 @@ from rl_training.results.receipts import (
     write_receipt,
 )
 from rl_training.results.receipts_page import write_page
-from rl_training.runtime.benchmarking import SUITES, presets_of
 
 TINY = """
 algo: ppo

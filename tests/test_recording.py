@@ -22,12 +22,12 @@ from numpy.testing import assert_array_equal
 from rl_training.cli import main
 from rl_training.envs.rendering import Pixels, prepare_headless
 from rl_training.errors import ConfigError, EnvironmentSetupError
-from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.recording.episodes import draw_episode, play_for_recording, record_video
+from rl_training.recording.video import find_ffmpeg, write_video
 from rl_training.runtime.agents import evaluate_agent
 from rl_training.runtime.evaluator import evaluation_seeds
 from rl_training.runtime.ppo_trainer import train_ppo
-from rl_training.runtime.recording import draw_episode, play_for_recording, record_video
-from rl_training.runtime.video import find_ffmpeg, write_video
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.workflows import load_agent
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `video` is not installed")

@@ -8,7 +8,7 @@ import torch
 from conftest import MakeConfig
 
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.registry import get_algorithm_spec
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from test_recording import painted  # noqa: F401  (a fixture: runs on envs that 
 from test_report_film import decoded
 
 from rl_training.cli import main
-from rl_training.commands import report as report_command
+from rl_training.cli import report as report_command
 from rl_training.experiment.runs import context_of, read_digests
 from rl_training.runtime.ppo_trainer import train_ppo
 

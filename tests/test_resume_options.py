@@ -18,10 +18,10 @@ from rl_training.errors import ConfigError, TrainingInterrupted
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint, save_checkpoint
 from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
 from rl_training.experiment.files import write_text
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, read_digests, read_metadata, read_metrics, update_metadata
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.workflows import resume_training, verify_resume
 

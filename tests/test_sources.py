@@ -9,7 +9,6 @@ import yaml
 from rl_training.cli import load_config
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.sources import (
     PRESETS_DIR,
     Layer,
@@ -18,6 +17,7 @@ from rl_training.experiment.sources import (
     read_yaml,
     resolve_config,
 )
+from rl_training.runtime.registry import get_algorithm_spec
 
 SHOWN_PRESETS = Path(__file__).parents[1] / "configs"
 

@@ -29,7 +29,7 @@ from speed_report import (
 )
 
 from rl_training.compiling import remember_compiling
-from rl_training.experiment.registry import get_algorithm_spec
+from rl_training.runtime.registry import get_algorithm_spec
 
 
 def measured(row: str, side: Side, speeds: tuple[float, ...], *, threads: int = 1, **changes: Any) -> list[Measurement]:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from conftest import MakeConfig
 
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, read_metadata, read_metrics
 from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.workflows import resume_training
 

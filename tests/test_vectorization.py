@@ -11,15 +11,15 @@ from conftest import MakeConfig
 from test_envs import run_steps
 from test_exact_resume import SignalAt, train
 
+from rl_training.cli.progress import ProgressDisplay
 from rl_training.envs import choosing
 from rl_training.envs.choosing import choose_vectorization, step_seconds
 from rl_training.envs.factory import make_single_env, make_vector_env, resolve_vectorization
-from rl_training.envs.native import NativeEpisodeVectorEnv
-from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.envs.vector.native import NativeEpisodeVectorEnv
+from rl_training.envs.vector.sync import EpisodeVectorEnv
 from rl_training.errors import EnvironmentSetupError, EnvironmentStepError
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.experiment.sources import Layer
-from rl_training.runtime.progress import ProgressDisplay
 from rl_training.runtime.workflows import prepare_resume
 
 

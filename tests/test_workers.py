@@ -21,8 +21,8 @@ from gymnasium.wrappers import TimeLimit
 
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.restore import same_values
-from rl_training.envs.vector import EpisodeVectorEnv, SyncEpisodeVectorEnv
-from rl_training.envs.workers import AsyncEpisodeVectorEnv
+from rl_training.envs.vector.process import AsyncEpisodeVectorEnv
+from rl_training.envs.vector.sync import EpisodeVectorEnv, SyncEpisodeVectorEnv
 from rl_training.errors import CheckpointError, EnvironmentSetupError, EnvironmentStepError, TrainingStateError
 
 SOON = 5.0  # seconds within which every accident is noticed

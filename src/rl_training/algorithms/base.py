@@ -15,7 +15,7 @@ from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Count, Flag, Float, PositiveInt, StrictModel, UnitFloat, config_error
 from rl_training.policies.base import Array, Policy
 from rl_training.policies.encoders import Encoder
-from rl_training.policies.mlp import Activation, NetworkSpec
+from rl_training.policies.networks.mlp import Activation, NetworkSpec
 from rl_training.policies.normalization import RewardNormalizer
 
 

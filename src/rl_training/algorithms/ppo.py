@@ -30,7 +30,7 @@ from rl_training.experiment.validation import (
 )
 from rl_training.policies.actor_critic import ActorCritic, OutputSlopes
 from rl_training.policies.base import Array, PolicyOutput
-from rl_training.policies.mlp import Activation
+from rl_training.policies.networks.mlp import Activation
 from rl_training.policies.normalization import RewardNormalizer
 
 

@@ -16,13 +16,13 @@ from rl_training.experiment.checkpointing import (
     with_experience,
 )
 from rl_training.experiment.config import TrainConfig, plain_config
-from rl_training.experiment.default_manager import DefaultExperimentManager
-from rl_training.experiment.registry import AlgorithmSpec, get_algorithm_spec
 from rl_training.experiment.sources import Layer, find_preset, read_yaml, resolve_config
 from rl_training.experiment.validation import nearest_name
 from rl_training.policies.base import Array
 from rl_training.runtime.agents import Agent, build_agent
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.manager import DefaultExperimentManager
+from rl_training.runtime.registry import AlgorithmSpec, get_algorithm_spec
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
 from rl_training.runtime.workflows import Fork, budget_layer, checkpoint_config, continued_config

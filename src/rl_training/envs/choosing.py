@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl_training.cores import available_cores
-from rl_training.envs.native import has_native
 from rl_training.envs.restore import AnyEnv
+from rl_training.envs.vector.native import has_native
 from rl_training.experiment.config import TrainConfig
 
 _TRIALS = 5

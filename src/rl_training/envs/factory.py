@@ -18,11 +18,11 @@ from gymnasium.error import DependencyNotInstalled, Error, NameNotFound, Namespa
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rl_training.envs.choosing import choose_vectorization
-from rl_training.envs.common import EnvFactory
-from rl_training.envs.native import NativeEpisodeVectorEnv
 from rl_training.envs.probes import register_probes
-from rl_training.envs.vector import AnyEnv, EpisodeVectorEnv, SyncEpisodeVectorEnv
-from rl_training.envs.workers import AsyncEpisodeVectorEnv
+from rl_training.envs.vector.native import NativeEpisodeVectorEnv
+from rl_training.envs.vector.process import AsyncEpisodeVectorEnv
+from rl_training.envs.vector.protocol import EnvFactory
+from rl_training.envs.vector.sync import AnyEnv, EpisodeVectorEnv, SyncEpisodeVectorEnv
 from rl_training.errors import EnvironmentSetupError, EnvironmentStepError, told
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.validation import nearest_name

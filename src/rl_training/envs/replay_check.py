@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from rl_training.envs.checks.findings import random_actions
-from rl_training.envs.common import EnvFactory
 from rl_training.envs.restore import AnyEnv, in_its_type, restore_env
 from rl_training.envs.samples import ReplaySample, add_checksum
 from rl_training.envs.subprocesses import SubprocessError, call_in_process
-from rl_training.envs.vector import SyncEpisodeVectorEnv
+from rl_training.envs.vector.protocol import EnvFactory
+from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
 from rl_training.streams import make_stream
 
 ENOUGH_SAMPLES = 20  # only every second one shows that BipedalWalker-v3 does not replay

@@ -11,7 +11,7 @@ from rl_training.policies.base import Array, PolicyOutput
 from rl_training.policies.distributions import LOG_STD, Scores, build_distribution
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.host import make_trained_params, pack_policy, unpack_policy
-from rl_training.policies.mlp import MLP, NetworkSpec, Trace
+from rl_training.policies.networks.mlp import MLP, NetworkSpec, Trace
 from rl_training.policies.noise import ActingNoise, WhiteNoise
 
 ACTOR_GAIN, CRITIC_GAIN = 0.01, 1.0

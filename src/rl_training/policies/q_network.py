@@ -13,7 +13,7 @@ from rl_training.policies.base import Array
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.flat import FloatArray, Shape
 from rl_training.policies.host import make_trained_params
-from rl_training.policies.mlp import MLP, NetworkSpec, Trace
+from rl_training.policies.networks.mlp import MLP, NetworkSpec, Trace
 
 
 class QTrace(NamedTuple):

@@ -16,7 +16,7 @@ from rl_training.policies.distributions import BoundedActions
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.flat import Shape
 from rl_training.policies.host import make_trained_params, pack_policy, unpack_policy
-from rl_training.policies.mlp import MLP, NetworkSpec, Trace, activate, affine, product, through_activation
+from rl_training.policies.networks.mlp import MLP, NetworkSpec, Trace, activate, affine, product, through_activation
 from rl_training.policies.noise import ActingNoise, WhiteNoise
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0

@@ -9,7 +9,7 @@ import numpy as np
 from rl_training.algorithms.base import Learner, OffPolicyLearner, OnPolicyLearner
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.envs.vector.sync import EpisodeVectorEnv
 from rl_training.runtime.types import MetricDict
 
 

@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 from rl_training.algorithms.dqn import DQNLearner, DQNParams
 from rl_training.data.sampling import PrioritizedSampler, Sampler, UniformSampler
-from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.envs.vector.sync import EpisodeVectorEnv
 from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.memory import check_memory
 from rl_training.policies.q_network import QNetwork

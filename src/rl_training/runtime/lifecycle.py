@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from rl_training.envs.vector import calls_of
+from rl_training.envs.vector.sync import calls_of
 from rl_training.errors import RLTrainingError, TrainingInterrupted
 from rl_training.experiment.checkpointing import CheckpointState, step_checkpoints
 from rl_training.experiment.config import TrainConfig

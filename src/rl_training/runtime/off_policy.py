@@ -12,7 +12,7 @@ from rl_training.algorithms.base import OffPolicyLearner, OffPolicyParams
 from rl_training.data.replay_buffer import ReplayBuffer, transition_bytes
 from rl_training.data.sampling import Sampler
 from rl_training.envs.factory import check_num_envs, make_env
-from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.envs.vector.sync import EpisodeVectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import check_memory
 from rl_training.runtime.collector import collect_transitions

@@ -4,7 +4,7 @@ from functools import partial
 
 from rl_training.algorithms.base import OnPolicyLearner, UpdateResult
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.envs.vector.sync import EpisodeVectorEnv
 from rl_training.runtime.collector import collect_rollout
 from rl_training.runtime.session import TrainingSession
 

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from rl_training.algorithms.ppo import PPOLearner, PPOParams
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import check_num_envs, make_env
-from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.envs.vector.sync import EpisodeVectorEnv
 from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.memory import check_memory
 from rl_training.policies.actor_critic import ActorCritic

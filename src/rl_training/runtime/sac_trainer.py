@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 from rl_training.algorithms.sac import SACLearner, SACParams
 from rl_training.data.sampling import UniformSampler
-from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.envs.vector.sync import EpisodeVectorEnv
 from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.policies.noise import build_noise
 from rl_training.policies.soft_actor_critic import SquashedActor, TwinCritics

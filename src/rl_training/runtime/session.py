@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from rl_training.algorithms.base import Learner, UpdateResult
-from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.envs.vector.sync import EpisodeVectorEnv
 from rl_training.errors import CheckpointError, NonFiniteUpdateError, TrainingInterrupted, told
 from rl_training.experiment.checkpointing import (
     BEST_NAME,

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rl_training.algorithms.base import LearnerParams, LearnerSetup
 from rl_training.compiling import compiling_pays
 from rl_training.envs.factory import has_time_limit, make_vector_env, resolve_vectorization
-from rl_training.envs.vector import EpisodeVectorEnv
+from rl_training.envs.vector.sync import EpisodeVectorEnv
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig, with_resolved_params
 from rl_training.experiment.locking import RunLock

@@ -21,7 +21,6 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
 from rl_training.experiment.locking import RunLock
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import (
     METADATA_FILE,
     RunContext,
@@ -34,6 +33,7 @@ from rl_training.experiment.sources import Layer, read_yaml, resolve_config
 from rl_training.runtime.agents import Agent, build_agent
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluator import check_num_episodes
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.run_utils import limited_threads
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict

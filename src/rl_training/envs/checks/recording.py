@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from rl_training.envs.checks.findings import Finding, Status, Subject, random_actions
 from rl_training.envs.restore import same_values
-from rl_training.envs.vector import AnyEnv
+from rl_training.envs.vector.sync import AnyEnv
 from rl_training.errors import told
 from rl_training.streams import derive_seed
 

@@ -9,8 +9,8 @@ import typer
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rl_training.groups.benchmarking import BenchmarkOptions
     from rl_training.results.receipts import Receipt
-    from rl_training.runtime.benchmarking import BenchmarkOptions
 
 
 def benchmark(
@@ -30,9 +30,9 @@ def benchmark(
     again: Annotated[bool, typer.Option("--again", help="Train presets too whose receipt is up to date.")] = False,
 ) -> int:
     """Train shipped presets over seeds and write their receipts; with --verify, check a stored one."""
-    from rl_training.commands.seeds import parse_jobs
+    from rl_training.cli.seeds import parse_jobs
     from rl_training.experiment.groups import parse_seeds
-    from rl_training.runtime.benchmarking import BenchmarkOptions
+    from rl_training.groups.benchmarking import BenchmarkOptions
 
     if (suite is None) == (verify is None):
         raise ConfigError("give a suite (classic, box2d, mujoco) or a preset to measure, or --verify PRESET")
@@ -43,11 +43,11 @@ def benchmark(
 
 
 def _measure(suite: str, options: "BenchmarkOptions", directory: Path, *, document: Path | None, again: bool) -> int:
-    from rl_training.console import show_receipts
+    from rl_training.cli.console import show_receipts
+    from rl_training.cli.group_progress import GroupDisplay
+    from rl_training.groups.benchmarking import measure_preset, presets_of
     from rl_training.results.receipts import read_receipts, write_receipt
     from rl_training.results.receipts_page import write_page
-    from rl_training.runtime.benchmarking import measure_preset, presets_of
-    from rl_training.runtime.group_progress import GroupDisplay
 
     presets = presets_of(suite)
     for preset in presets:
@@ -75,7 +75,9 @@ def _up_to_date(preset: str, options: "BenchmarkOptions", directory: Path) -> bo
 
 
 def _verify(preset: str, options: "BenchmarkOptions", directory: Path | None) -> int:
-    from rl_training.console import show_receipts
+    from rl_training.cli.console import show_receipts
+    from rl_training.cli.group_progress import GroupDisplay
+    from rl_training.groups.benchmarking import measure_preset
     from rl_training.results.receipts import (
         RECEIPTS_DIR,
         Verification,
@@ -84,8 +86,6 @@ def _verify(preset: str, options: "BenchmarkOptions", directory: Path | None) ->
         read_receipt,
         receipt_path,
     )
-    from rl_training.runtime.benchmarking import measure_preset
-    from rl_training.runtime.group_progress import GroupDisplay
 
     preset_path(preset)
     path = receipt_path(directory or RECEIPTS_DIR, preset)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rl_training.commands.options import TrustOption
+from rl_training.cli.options import TrustOption
 from rl_training.trust import guarded_imports
 
 
@@ -26,8 +26,8 @@ def record(
     trust: TrustOption = False,
 ) -> int:
     """Write a video of a trained agent, also where there is no screen."""
-    from rl_training.console import show_recording
-    from rl_training.runtime.recording import record_video
+    from rl_training.cli.console import show_recording
+    from rl_training.recording.episodes import record_video
 
     with guarded_imports(source, trust=trust):
         recording = record_video(

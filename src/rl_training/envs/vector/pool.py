@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
-from rl_training.envs.common import EnvFactory
-from rl_training.envs.serving import (
+from rl_training.envs.vector.protocol import EnvFactory
+from rl_training.envs.vector.serving import (
     CLOSE,
     SLICE_SECONDS,
     Command,

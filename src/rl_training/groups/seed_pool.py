@@ -13,16 +13,16 @@ from types import FrameType
 import psutil
 
 from rl_training.errors import exit_told
+from rl_training.groups.seed_process import Beat, Ending, SeedJob, live, process_name
 from rl_training.interpreters import start_fork_server
 from rl_training.processes import kill_group, kill_tree
-from rl_training.runtime.seed_process import Beat, Ending, SeedJob, live, process_name
 from rl_training.signals import handled
 
 _LOOK_SECONDS = 0.25
 _DYING_SECONDS = 5.0
 _SAVING_SECONDS = 10.0
 # Imported once, by a server that then forks a process per seed: each would take seconds to import them itself.
-_PRELOADED = ["rl_training.runtime.seed_process", "torch.utils.tensorboard", "matplotlib.figure"]
+_PRELOADED = ["rl_training.groups.seed_process", "torch.utils.tensorboard", "matplotlib.figure"]
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from gymnasium.envs.classic_control.utils import maybe_parse_reset_bounds
 from gymnasium.spaces import MultiDiscrete
 from gymnasium.utils import seeding
 
-from rl_training.envs.common import EnvFactory, Restoration, StepResult, finish_restore, finish_step
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds
 from rl_training.envs.guard import ENV_FAILURES, STEP_PATIENCE, EnvCalls
 from rl_training.envs.restore import restore_env
+from rl_training.envs.vector.protocol import EnvFactory, Restoration, StepResult, finish_restore, finish_step
 from rl_training.errors import EnvironmentSetupError
 
 _START_BOUND = 0.05  # of every component of a new episode's state

@@ -11,8 +11,8 @@ from rl_training.trust import admit_env_module
 if TYPE_CHECKING:
     from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.sources import ResolvedConfig
+    from rl_training.groups.many_seeds import PreparedGroup
     from rl_training.runtime.callbacks import StopRules
-    from rl_training.runtime.many_seeds import PreparedGroup
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def parse_jobs(text: str) -> int | Literal["auto"]:
 
 def train_many(config: "TrainConfig", many: ManySeeds, stop: "StopRules") -> int:
     """Train all seeds; the exit code is 0 when all are done, 1 when one failed, 128 + N after signal N."""
-    from rl_training.runtime.many_seeds import prepare_group
+    from rl_training.groups.many_seeds import prepare_group
 
     admit_env_module(config.env_id)  # here, because the processes of the seeds get the `sys.path` of this one
     return _run(prepare_group(config, many.seeds, many.jobs, stop))
@@ -68,7 +68,7 @@ def train_many(config: "TrainConfig", many: ManySeeds, stop: "StopRules") -> int
 def show_many_plan(config: "TrainConfig", many: ManySeeds) -> None:
     """What `--dry-run` adds to the plan of one seed."""
     from rl_training.experiment.groups import seeds_told
-    from rl_training.runtime.many_seeds import resolve_jobs
+    from rl_training.groups.many_seeds import resolve_jobs
 
     jobs = resolve_jobs(many.jobs, len(many.seeds), config.num_threads)
     print(f"\nall this for each of the seeds {seeds_told(many.seeds)}: {len(many.seeds)} runs, {jobs} at a time")
@@ -76,7 +76,7 @@ def show_many_plan(config: "TrainConfig", many: ManySeeds) -> None:
 
 def resume_many(group_dir: Path, jobs: str | None) -> int:
     """Go on with the seeds of a group that are not done."""
-    from rl_training.runtime.many_seeds import reopen_group
+    from rl_training.groups.many_seeds import reopen_group
 
     group = reopen_group(group_dir, None if jobs is None else parse_jobs(jobs))
     admit_env_module(group.config.env_id)
@@ -84,10 +84,10 @@ def resume_many(group_dir: Path, jobs: str | None) -> int:
 
 
 def _run(group: "PreparedGroup") -> int:
-    from rl_training.console import show_group
+    from rl_training.cli.console import show_group
+    from rl_training.cli.group_progress import GroupDisplay
     from rl_training.experiment.groups import read_group
-    from rl_training.runtime.group_progress import GroupDisplay
-    from rl_training.runtime.many_seeds import run_group
+    from rl_training.groups.many_seeds import run_group
 
     try:
         result = run_group(group, GroupDisplay())

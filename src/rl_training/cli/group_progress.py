@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -10,10 +9,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rl_training.experiment.groups import GroupRecord, SeedRecord, SeedStatus, seeds_told
+from rl_training.cli.progress import ProgressDisplay, patient_console
+from rl_training.experiment.groups import GroupRecord, SeedStatus, seeds_told
+from rl_training.groups.observer import SeedProgress
 from rl_training.output import printable, shown_path
-from rl_training.runtime.progress import patient_console
-from rl_training.runtime.types import MetricDict
 
 _REDRAW_SECONDS = 0.5
 _LINE_SECONDS = 10.0
@@ -25,52 +24,10 @@ _COUNTED: tuple[SeedStatus, ...] = ("completed", "stopped", "failed", "interrupt
 _RETURNS = (("return", "rollout/ep_rew_mean"), ("eval", "eval/mean_reward"))
 
 
-@dataclass
-class SeedProgress:
-    """How far one seed has come, as far as its process has told."""
-
-    seed: int
-    total: int
-    """Budget in env steps."""
-    status: SeedStatus = "waiting"
-    step: int = 0
-    rate: float = 0.0
-    """Env steps per second."""
-    reason: str | None = None
-    seconds: float = 0.0
-    """Of training, earlier parts of a resumed run included."""
-    metrics: MetricDict = field(default_factory=dict)
-    _begun: tuple[float, int] | None = None
-    """When the process told its first step, and which that was."""
-
-    @classmethod
-    def of(cls, record: SeedRecord, total: int) -> "SeedProgress":
-        """As far as the group knows before any process has started."""
-        progress = cls(record.seed, total)
-        progress.settle(record)
-        return progress
-
-    def settle(self, record: SeedRecord) -> None:
-        """Take over how the seed stands in the group's record."""
-        self.status, self.reason = record.status, record.reason
-        self.step, self.seconds = record.global_step, record.wall_seconds
-        if record.final_return is not None:
-            self.metrics["eval/mean_reward"] = record.final_return
-
-    def advance(self, step: int, metrics: MetricDict, clock: float) -> None:
-        """Take over what the process tells at a moment of the clock."""
-        self.step, self.metrics = step, metrics
-        began_at, began_step = self._begun = self._begun or (clock, step)
-        self.rate = (step - began_step) / max(clock - began_at, 1e-6)
-
-    @property
-    def left(self) -> int:
-        """Env steps to go, unless the run has ended."""
-        return max(self.total - self.step, 0) if self.status in ("waiting", "running") else 0
-
-
 class GroupDisplay:
     """Shows the seeds of one group, and says when one has ended."""
+
+    make_seed_callback = ProgressDisplay
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console or patient_console()

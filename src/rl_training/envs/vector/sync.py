@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rl_training.envs.common import EnvFactory, Restoration, StepResult, batch_obs, finish_restore, finish_step
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds
 from rl_training.envs.guard import ENV_FAILURES, STEP_PATIENCE, EnvCalls
-from rl_training.envs.native import NativeEpisodeVectorEnv
 from rl_training.envs.restore import AnyEnv, capture_state, restore_env
-from rl_training.envs.workers import AsyncEpisodeVectorEnv
+from rl_training.envs.vector.native import NativeEpisodeVectorEnv
+from rl_training.envs.vector.process import AsyncEpisodeVectorEnv
+from rl_training.envs.vector.protocol import EnvFactory, Restoration, StepResult, batch_obs, finish_restore, finish_step
 
 __all__ = ["AnyEnv", "EpisodeVectorEnv", "Restoration", "SyncEpisodeVectorEnv", "calls_of"]
 

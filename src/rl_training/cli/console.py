@@ -19,14 +19,14 @@ from rl_training.results.receipts import read_references, told_interval
 from rl_training.results.statistics import interquartile_mean, short
 
 if TYPE_CHECKING:
-    from rl_training.envs.checking import EnvReport
+    from rl_training.envs.checks.checking import EnvReport
     from rl_training.experiment.groups import GroupRecord
     from rl_training.experiment.sources import ResolvedConfig
     from rl_training.experiment.validation import StrictModel
+    from rl_training.recording.episodes import Recording
     from rl_training.results.comparison import Comparison, Side
     from rl_training.results.receipts import Receipt
     from rl_training.runtime.plan import TrainingPlan
-    from rl_training.runtime.recording import Recording
     from rl_training.runtime.trainer import TrainResult
     from rl_training.runtime.workflows import FailedStep
 

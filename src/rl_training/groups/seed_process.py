@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -21,7 +21,6 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import open_regular, set_aside
 from rl_training.experiment.groups import SeedStatus
 from rl_training.experiment.locking import RunLock
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import RunContext, context_of
 from rl_training.experiment.sources import Layer
 from rl_training.output import drop_lost_output
@@ -29,7 +28,7 @@ from rl_training.processes import kill_descendants
 from rl_training.results.drawing import plot_run
 from rl_training.runtime.callbacks import Callback, StopRules
 from rl_training.runtime.collector import CollectResult
-from rl_training.runtime.progress import ProgressDisplay
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.types import MetricDict
 from rl_training.runtime.workflows import prepare_resume
@@ -52,6 +51,8 @@ class SeedJob:
     stop: StopRules
     start_method: str
     """Of the env workers, as a single run would start them."""
+    make_callback: Callable[[], Callback] | None
+    """Makes the callback that reports the run's progress in its log."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,8 @@ def live(job: SeedJob, owner: Connection) -> None:
     drop_lost_output()
     _print_to(job.log_path)
     try:
-        ending = _train(job, [ProgressDisplay(), Lifeline(owner), *job.stop.callbacks()])
+        reporting = [job.make_callback()] if job.make_callback else []
+        ending = _train(job, [*reporting, Lifeline(owner), *job.stop.callbacks()])
         with suppress(OSError):
             owner.send(ending)
         if ending.status in ("completed", "stopped"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from rl_training.commands.options import TrustOption
+from rl_training.cli.options import TrustOption
 from rl_training.output import show_line
 from rl_training.trust import guarded_imports
 
@@ -72,10 +72,10 @@ def _film(run: "Run") -> "Animation":
     from rl_training.envs.rendering import prepare_headless, render_fps
     from rl_training.experiment.checkpointing import BEST_NAME
     from rl_training.experiment.runs import context_of
+    from rl_training.recording.episodes import draw_episode, play_for_recording
     from rl_training.results.report.film import encode_film, image_size
     from rl_training.results.report.model import Animation
     from rl_training.runtime.evaluator import evaluation_seeds
-    from rl_training.runtime.recording import draw_episode, play_for_recording
     from rl_training.runtime.workflows import load_agent
 
     prepare_headless()

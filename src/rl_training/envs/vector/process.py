@@ -15,12 +15,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
-from rl_training.envs.common import EnvFactory, Restoration, StepResult, finish_restore, finish_step
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds
 from rl_training.envs.guard import REPLAYED_STEP, RESET_PATIENCE
-from rl_training.envs.pool import Accident, WorkerPool
 from rl_training.envs.restore import bring_back, restore_env
-from rl_training.envs.serving import BringBack, Command, SharedArrays, make_shared_memory
+from rl_training.envs.vector.pool import Accident, WorkerPool
+from rl_training.envs.vector.protocol import EnvFactory, Restoration, StepResult, finish_restore, finish_step
+from rl_training.envs.vector.serving import BringBack, Command, SharedArrays, make_shared_memory
 from rl_training.errors import CheckpointError, EnvironmentSetupError, EnvironmentStepError, TrainingStateError
 
 _LONGEST_TIMEOUT = 2e6  # seconds; the system's own wait takes milliseconds in 32 bits

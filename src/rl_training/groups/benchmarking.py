@@ -11,10 +11,10 @@ from rl_training.errors import ConfigError, RunDirectoryError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.groups import GroupRecord
 from rl_training.experiment.sources import read_yaml, resolve_config
+from rl_training.groups.many_seeds import GroupResult, Jobs, prepare_group, run_group
+from rl_training.groups.observer import GroupObserver
 from rl_training.results.receipts import Receipt, SeedScore, preset_digest, preset_names, preset_path, summarize
 from rl_training.runtime.callbacks import StopRules
-from rl_training.runtime.group_progress import GroupDisplay
-from rl_training.runtime.many_seeds import GroupResult, Jobs, prepare_group, run_group
 from rl_training.runtime.run_utils import now
 from rl_training.runtime.workflows import evaluate_checkpoint
 
@@ -57,11 +57,11 @@ def read_preset(name: str) -> TrainConfig:
     return resolve_config([read_yaml(preset_path(name), "preset")]).config
 
 
-def measure_preset(name: str, options: BenchmarkOptions, display: GroupDisplay | None = None) -> Receipt:
+def measure_preset(name: str, options: BenchmarkOptions, observer: GroupObserver | None = None) -> Receipt:
     """Train a preset over its seeds, and evaluate every final agent anew."""
     digest = preset_digest(name)
     group = prepare_group(_preset_config(name, options), options.seeds, options.jobs, StopRules())
-    result = run_group(group, display)
+    result = run_group(group, observer)
     _check_done(name, result)
     scores = tuple(_score(result, seed, options.episodes) for seed in options.seeds)
     iqm, interval = summarize(scores)

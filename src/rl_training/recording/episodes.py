@@ -15,13 +15,13 @@ import gymnasium
 from rl_training.envs.factory import make_single_env
 from rl_training.envs.guard import EnvCalls
 from rl_training.envs.rendering import Pixels, draw, make_rendered_env, prepare_headless, render_fps
-from rl_training.envs.vector import AnyEnv
+from rl_training.envs.vector.sync import AnyEnv
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
+from rl_training.recording.video import check_video, write_video
 from rl_training.runtime.agents import Agent
 from rl_training.runtime.evaluator import MAX_ENVS, EpisodePlayer, check_num_episodes, evaluation_seeds
 from rl_training.runtime.run_utils import limited_threads
-from rl_training.runtime.video import check_video, write_video
 from rl_training.runtime.watchdog import Watchdog
 from rl_training.runtime.workflows import load_agent
 

@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-
 from rl_training.cores import available_cores
 from rl_training.errors import ConfigError, RunDirectoryError, TrainingInterrupted, TrainingStateError, told
 from rl_training.experiment.config import TrainConfig, with_resolved_params
@@ -29,15 +27,15 @@ from rl_training.experiment.groups import (
     write_group,
 )
 from rl_training.experiment.locking import RunLock
-from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import check_output_dir
+from rl_training.groups.observer import GroupObserver, SeedProgress, SilentObserver
+from rl_training.groups.seed_pool import News, Start, collected_signals, run_at_once
+from rl_training.groups.seed_process import Beat, Ending, SeedJob, in_seed_process
 from rl_training.limits import check_open_files
 from rl_training.memory import check_memory
 from rl_training.runtime.callbacks import StopRules
-from rl_training.runtime.group_progress import GroupDisplay, SeedProgress
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.run_utils import describe_origin, now
-from rl_training.runtime.seed_pool import News, Start, collected_signals, run_at_once
-from rl_training.runtime.seed_process import Beat, Ending, SeedJob, in_seed_process
 from rl_training.runtime.wiring import with_resolved_compile
 from rl_training.signals import reported_signal
 
@@ -87,19 +85,19 @@ def train_seeds(
     jobs: Jobs = "auto",
     *,
     stop: StopRules | None = None,
-    display: GroupDisplay | None = None,
+    observer: GroupObserver | None = None,
 ) -> GroupResult:
     """Train a run per seed; each ends with the weights that it would have got on its own.
 
     A seed that fails does not stop the others. A script must call this below `if __name__ == "__main__":`, because
     the processes import it.
     """
-    return run_group(prepare_group(config, seeds, jobs, stop or StopRules()), display)
+    return run_group(prepare_group(config, seeds, jobs, stop or StopRules()), observer)
 
 
-def resume_seeds(group_dir: Path, jobs: Jobs | None = None, *, display: GroupDisplay | None = None) -> GroupResult:
+def resume_seeds(group_dir: Path, jobs: Jobs | None = None, *, observer: GroupObserver | None = None) -> GroupResult:
     """Go on with every seed of a group that is not done: in place, to the last bit."""
-    return run_group(reopen_group(group_dir, jobs), display)
+    return run_group(reopen_group(group_dir, jobs), observer)
 
 
 def prepare_group(config: TrainConfig, seeds: Iterable[int], jobs: Jobs, stop: StopRules) -> PreparedGroup:
@@ -138,21 +136,21 @@ def reopen_group(group_dir: Path, jobs: Jobs | None) -> PreparedGroup:
     return PreparedGroup(group_dir, record.model_copy(update={"jobs": count}), config)
 
 
-def run_group(group: PreparedGroup, display: GroupDisplay | None = None) -> GroupResult:
+def run_group(group: PreparedGroup, observer: GroupObserver | None = None) -> GroupResult:
     """Train all seeds that are not done; a signal is raised as `TrainingInterrupted` when all have saved."""
     lock = RunLock(group.group_dir).acquire()
     try:
-        return _GroupRun(group, display or GroupDisplay(Console(quiet=True, force_terminal=False))).run()
+        return _GroupRun(group, observer or SilentObserver()).run()
     finally:
         lock.release()
 
 
 class _GroupRun:
-    """A group in progress: keeps `group.json` and the display up to date with what the processes tell."""
+    """A group in progress: keeps `group.json` and the observer up to date with what the processes tell."""
 
-    def __init__(self, group: PreparedGroup, display: GroupDisplay) -> None:
+    def __init__(self, group: PreparedGroup, observer: GroupObserver) -> None:
         self._group = group
-        self._display = display
+        self._observer = observer
         self._announced = False
         # Read again, now that nobody else can change it.
         left = tuple(as_left(group.group_dir, record) for record in read_group(group.group_dir).seeds)
@@ -164,13 +162,13 @@ class _GroupRun:
         jobs = [self._job(record) for record in self._record.seeds if not record.done]
         self._write()
         with collected_signals() as signals:
-            self._display.begin(self._group.group_dir, self._record)
+            self._observer.begin(self._group.group_dir, self._record)
             try:
                 with closing(run_at_once(jobs, self._record.jobs, signals)) as events:
                     for event in events:
                         self._take(event, signals)
             finally:
-                self._display.end(list(self._progress.values()))
+                self._observer.end(list(self._progress.values()))
         self._finish(signals)
         return GroupResult(self._group.group_dir, self._record)
 
@@ -178,7 +176,7 @@ class _GroupRun:
         if signals and not self._announced:
             self._announced = True
             name = signal.Signals(signals[0]).name
-            self._display.say(f"{name}: the running seeds save and end; another one kills them")
+            self._observer.say(f"{name}: the running seeds save and end; another one kills them")
 
     def _job(self, record: SeedRecord) -> SeedJob:
         group_dir = self._group.group_dir
@@ -189,6 +187,7 @@ class _GroupRun:
             log_path=log_path(group_dir, record.seed),
             stop=StopRules(**self._record.stop),
             start_method=multiprocessing.get_start_method(),
+            make_callback=self._observer.make_seed_callback,
         )
 
     def _take(self, event: tuple[int, News] | None, signals: list[int]) -> None:
@@ -196,7 +195,7 @@ class _GroupRun:
             self._announce(signals)
         else:
             self._hear(*event)
-        self._display.update(list(self._progress.values()))
+        self._observer.update(list(self._progress.values()))
 
     def _hear(self, seed: int, news: News) -> None:
         progress = self._progress[seed]
@@ -206,7 +205,7 @@ class _GroupRun:
             self._note(seed, news)
             progress.settle(self._seed(seed))
         if isinstance(news, Ending):
-            self._display.ended(progress)
+            self._observer.ended(progress)
 
     def _note(self, seed: int, news: Start | Ending) -> None:
         record = self._seed(seed)
@@ -222,7 +221,7 @@ class _GroupRun:
         try:
             write_group(self._group.group_dir, self._record)
         except OSError as error:
-            self._display.say(f"{self._group.group_dir / GROUP_FILE} was not written: {told(error)}")
+            self._observer.say(f"{self._group.group_dir / GROUP_FILE} was not written: {told(error)}")
 
     def _seed(self, seed: int) -> SeedRecord:
         return next(record for record in self._record.seeds if record.seed == seed)

@@ -1,0 +1,31 @@
+"""From what a command was given to a validated config."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rl_training.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rl_training.experiment.config import TrainConfig
+    from rl_training.experiment.sources import Layer, ResolvedConfig
+
+
+def load_config(path: Path | str) -> "TrainConfig":
+    """Read and validate a YAML config, the algorithm's parameters too."""
+    from rl_training.experiment.sources import read_yaml
+
+    return resolve([read_yaml(Path(path))]).config
+
+
+def resolve(layers: "Sequence[Layer]") -> "ResolvedConfig":
+    """Resolve the layers of a config, and validate the algorithm's parameters."""
+    from rl_training.experiment.sources import located, resolve_config
+    from rl_training.runtime.registry import get_algorithm_spec
+
+    resolved = resolve_config(layers)
+    try:
+        get_algorithm_spec(resolved.config.algo).resolve_params_fn(resolved.config)
+    except ConfigError as error:
+        raise located(error, layers) from None
+    return resolved

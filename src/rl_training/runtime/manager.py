@@ -1,0 +1,58 @@
+"""The experiment manager: from a config, or from a checkpoint, to a trainer that is ready to go."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rl_training.errors import TrainingStateError
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.sources import Layer
+from rl_training.runtime.callbacks import Callback, CallbackList
+from rl_training.runtime.registry import get_algorithm_spec
+from rl_training.runtime.trainer import Trainer, TrainResult
+from rl_training.runtime.workflows import budget_layer, prepare_resume
+
+
+class PreparedTrainer:
+    """A run that is set up. It trains once: a second call would silently start over."""
+
+    def __init__(self, run: Callable[[], TrainResult]) -> None:
+        self._run = run
+        self._started = False
+
+    def train(self) -> TrainResult:
+        """Train to the end."""
+        if self._started:
+            raise TrainingStateError(
+                "this trainer has trained already: resume its run directory to go on, or set up a new one"
+            )
+        self._started = True
+        return self._run()
+
+
+class DefaultExperimentManager:
+    """Sets up new runs and resumes old ones, for every registered algorithm."""
+
+    def setup(self, config: TrainConfig, callbacks: Iterable[Callback] | None = None) -> Trainer:
+        """A trainer for a new run; a config that cannot train is refused here."""
+        spec = get_algorithm_spec(config.algo)
+        spec.resolve_params_fn(config)
+        listeners = CallbackList(callbacks).callbacks
+        return PreparedTrainer(lambda: spec.train_fn(config, callbacks=listeners))
+
+    def resume(
+        self,
+        checkpoint: Path | str,
+        total_timesteps: int | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        *,
+        changes: Layer | None = None,
+        force: bool = False,
+    ) -> Trainer:
+        """A trainer that goes on: in place for a run directory, in a new one for a checkpoint file.
+
+        `changes` to what decides the run's course are refused, unless they are forced.
+        """
+        layers = [*([changes] if changes else []), budget_layer(total_timesteps)]
+        continuation = prepare_resume(checkpoint, layers, force=force)
+        listeners = CallbackList(callbacks).callbacks
+        return PreparedTrainer(lambda: continuation.train(callbacks=listeners))
