@@ -22,16 +22,14 @@ from test_exact_resume import SignalAt, train
 
 import rl_training
 from rl_training.algorithms import step_packages
-from rl_training.algorithms.base import Batch, GradientStep
-from rl_training.algorithms.optim import Descent
+from rl_training.algorithms.base import Batch, GradientStep, LossGradients, Networks, Settings
+from rl_training.algorithms.optimizer import Optimizer, WholeStep
 from rl_training.algorithms.step_packages import KEPT_PACKAGES, forget_old, package_key
-from rl_training.algorithms.whole_step import Networks, Settings, Slope, WholeStep
 from rl_training.compiling import cache_dir, compiling_pays, remember_compiling
 from rl_training.errors import NonFiniteUpdateError
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.runs import context_of, read_metadata
-from rl_training.policies.flat import FlatLayout
-from rl_training.policies.host import HostedParams
+from rl_training.policies.params import FlatLayout, HostedParams
 from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.wiring import with_resolved_compile
 from rl_training.runtime.workflows import replay_failed_step, resume_training
@@ -66,7 +64,7 @@ def test_compiled_updates_are_the_eager_ones_and_resume_exactly(
 @NEEDS_COMPILER
 def test_a_compiled_step_that_is_not_finite_changes_nothing(make_config: MakeConfig) -> None:
     config = make_config(compile="on", eval_episodes=0, algo_kwargs={"learning_rate": 1e30})
-    with pytest.raises(NonFiniteUpdateError, match="so it is not taken"):
+    with pytest.raises(NonFiniteUpdateError, match="is rejected"):
         train(config)
     (run_dir,) = config.output_dir.iterdir()
     refused = load_checkpoint(run_dir / "failure" / "update.pt").algorithm_state
@@ -139,30 +137,32 @@ def test_a_signal_ends_the_wait_for_a_compiler_and_the_update_has_not_begun(
 
 
 class Bystander:
-    """A slope that reads a tensor which it is not given."""
+    """A loss that reads a tensor which it is not given."""
 
     def __init__(self) -> None:
         self.hidden = torch.ones(16)
 
-    def slope(self, networks: Networks, batch: Batch, settings: Settings) -> Slope:
-        return Slope(networks["net"]["weights"] * batch["actions"] + self.hidden, torch.zeros(1))
+    def compute(self, networks: Networks, batch: Batch, settings: Settings) -> LossGradients:
+        gradient = networks["net"]["weights"] * batch["actions"] + self.hidden
+        return LossGradients({"weights": gradient}, torch.zeros(1))
 
-    def other_slope(self, networks: Networks, batch: Batch, settings: Settings) -> Slope:
-        return Slope(-self.slope(networks, batch, settings).gradient, torch.zeros(1))
+    def compute_other(self, networks: Networks, batch: Batch, settings: Settings) -> LossGradients:
+        gradient = self.compute(networks, batch, settings).gradients["weights"]
+        return LossGradients({"weights": -gradient}, torch.zeros(1))
 
 
 @NEEDS_COMPILER
-def test_a_slope_that_would_not_see_its_tensors_change_is_not_compiled() -> None:
+def test_a_loss_that_would_not_see_its_tensors_change_is_not_compiled() -> None:
     params = HostedParams({"weights": (16,)}, torch.device("cpu"))
-    descent = Descent({"net": params}, Bystander().slope, compile_as="this test")
+    optimizer = Optimizer({"net": params}, Bystander().compute, compile_as="this test")
     with pytest.warns(UserWarning, match="depends on tensors beside its networks, batch and settings"):
-        descent.take(GradientStep("step", {"actions": torch.ones(16)}, {"learning_rate": 0.1}))
+        optimizer.apply(GradientStep("step", {"actions": torch.ones(16)}, {"learning_rate": 0.1}))
     assert params.flat.tolist() == pytest.approx([-0.1] * 16)
 
 
 def test_a_package_is_only_for_what_it_was_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = FlatLayout({"weights": (16,)})
-    step = WholeStep(Bystander().slope, {"net": layout}, ("actions",), ("learning_rate",), eps=1e-8, max_norm=1.0)
+    step = WholeStep(Bystander().compute, {"net": layout}, ("actions",), ("learning_rate",), eps=1e-8, max_norm=1.0)
     inputs = [torch.ones(16)]
     keys = {
         package_key(step, inputs, "a run"),
@@ -170,7 +170,7 @@ def test_a_package_is_only_for_what_it_was_compiled_for(monkeypatch: pytest.Monk
         package_key(step, [torch.ones(32)[::2]], "a run"),
         package_key(step, [torch.ones(16).double()], "a run"),
         package_key(replace(step, max_norm=0.5), inputs, "a run"),
-        package_key(replace(step, slope=Bystander().other_slope), inputs, "a run"),
+        package_key(replace(step, compute=Bystander().compute_other), inputs, "a run"),
         package_key(replace(step, layouts={"net": FlatLayout({"weights": (4, 4)})}), inputs, "a run"),
     }
     monkeypatch.setattr(step_packages, "cpu_features", lambda: "fewer")
@@ -180,12 +180,12 @@ def test_a_package_is_only_for_what_it_was_compiled_for(monkeypatch: pytest.Monk
 
 
 def test_a_package_is_only_for_the_source_it_was_compiled_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = "def slope(networks, batch, settings):\n    raise NotImplementedError\n"
-    module_path = tmp_path / "slope_from_elsewhere.py"
+    source = "def compute(networks, batch, settings):\n    raise NotImplementedError\n"
+    module_path = tmp_path / "loss_from_elsewhere.py"
     module_path.write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    slope = importlib.import_module("slope_from_elsewhere").slope
-    step = WholeStep(slope, {"net": FlatLayout({"weights": (16,)})}, ("actions",), (), eps=1e-8, max_norm=1.0)
+    compute = importlib.import_module("loss_from_elsewhere").compute
+    step = WholeStep(compute, {"net": FlatLayout({"weights": (16,)})}, ("actions",), (), eps=1e-8, max_norm=1.0)
     first = package_key(step, [torch.ones(16)], "a run")
     module_path.write_text(source.replace("NotImplementedError", "ValueError"))
     assert package_key(step, [torch.ones(16)], "a run") != first
@@ -197,9 +197,9 @@ def test_a_package_is_only_for_the_algorithms_it_was_compiled_from(tmp_path: Pat
     """A copy of the package with one line changed must not load what the original has compiled."""
     code = (
         "import torch; from rl_training.algorithms.step_packages import package_key; "
-        "from rl_training.algorithms.whole_step import WholeStep; from rl_training.policies.flat import FlatLayout; "
-        "from rl_training.algorithms.dqn import huber_loss as slope; "
-        "step = WholeStep(slope, {'net': FlatLayout({'weights': (16,)})}, ('actions',), (), eps=1e-8, max_norm=1.0); "
+        "from rl_training.algorithms.optimizer import WholeStep; from rl_training.policies.params import FlatLayout; "
+        "from rl_training.algorithms.dqn import huber_loss as loss; "
+        "step = WholeStep(loss, {'net': FlatLayout({'weights': (16,)})}, ('actions',), (), eps=1e-8, max_norm=1.0); "
         "print(package_key(step, [torch.ones(16)], 'a run'))"
     )
     shutil.copytree(Path(rl_training.__file__).parent, tmp_path / "rl_training")

@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from rl_training.algorithms.base import Batch, GradientStep
 from rl_training.algorithms.dqn import DQNLearner, DQNParams, huber_loss, q_targets
-from rl_training.algorithms.optim import check_finite
+from rl_training.algorithms.optimizer import check_finite
 from rl_training.cli import load_config
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sampling import PrioritizedSampler, UniformSampler
@@ -56,12 +56,12 @@ def test_targets_by_hand_plain_and_double() -> None:
 
 def test_the_loss_is_quadratic_up_to_1_and_linear_beyond() -> None:
     errors = torch.tensor([0.5, -1.0, 1.5, 3.0])
-    loss, slopes = huber_loss(errors, torch.ones(4))
+    loss, gradients = huber_loss(errors, torch.ones(4))
     assert loss.item() == pytest.approx((0.125 + 0.5 + 1.0 + 2.5) / 4)
-    assert (4 * slopes).tolist() == [0.5, -1.0, 1.0, 1.0]
-    loss, slopes = huber_loss(errors, torch.tensor([2.0, 0.0, 0.0, 0.0]))
+    assert (4 * gradients).tolist() == [0.5, -1.0, 1.0, 1.0]
+    loss, gradients = huber_loss(errors, torch.tensor([2.0, 0.0, 0.0, 0.0]))
     assert loss.item() == pytest.approx(2.0 * 0.125 / 4)
-    assert (4 * slopes).tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert (4 * gradients).tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_the_target_stays_frozen_between_synchronisations() -> None:
@@ -203,15 +203,15 @@ def test_the_next_action_is_chosen_by_the_network_that_the_option_says(double: b
     assert not torch.equal(target_values.argmax(1), online_values.argmax(1))
     targets = q_targets(batch, target_values, online_values if double else None)
     values = learner.policy.q_values(params.tensors(), batch["obs"]).gather(1, batch["actions"][:, None])[:, 0]
-    taken = learner.take(GradientStep("step", batch, {"learning_rate": 1e-3}))
-    torch.testing.assert_close(taken.errors, values - targets)
+    applied = learner.apply(GradientStep("step", batch, {"learning_rate": 1e-3}))
+    torch.testing.assert_close(applied.errors, values - targets)
 
 
 def test_importance_weights_reach_the_loss() -> None:
     learner = make_learner()
     batch = sampled(learner, 8)
     batch["weights"] = torch.zeros(8)
-    assert learner.take(GradientStep("step", batch, {"learning_rate": 1e-3})).watched[0] == 0.0
+    assert learner.apply(GradientStep("step", batch, {"learning_rate": 1e-3})).metrics[0] == 0.0
 
 
 def test_a_step_that_is_not_finite_changes_nothing() -> None:
@@ -220,7 +220,7 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     batch["rewards"][3] = torch.nan
     before = digest(learner.state_dict())
     with pytest.raises(NonFiniteUpdateError, match=r"rewards\[3\] of its batch is nan"):
-        learner.take(GradientStep("step", batch, {"learning_rate": 1e-3}))
+        learner.apply(GradientStep("step", batch, {"learning_rate": 1e-3}))
     assert digest(learner.state_dict()) == before
 
 

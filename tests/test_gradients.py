@@ -1,6 +1,6 @@
 """The gradients that the learners work out by hand, against automatic differentiation of losses written here anew."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,10 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional
 
-from rl_training.algorithms.base import Batch, GradientStep
-from rl_training.algorithms.optim import Descent
-from rl_training.algorithms.whole_step import Networks, Settings, Slope
+from rl_training.algorithms.base import Batch, GradientStep, LossGradients, Networks, Settings
+from rl_training.algorithms.optimizer import Optimizer, flatten_gradients
 from rl_training.experiment.config import TrainConfig
-from rl_training.policies.host import HostedParams
+from rl_training.policies.params import HostedParams
 from rl_training.runtime.dqn_trainer import build_dqn_learner
 from rl_training.runtime.ppo_trainer import build_ppo_learner
 from rl_training.runtime.sac_trainer import build_sac_learner
@@ -56,11 +55,12 @@ def twin_critics(params: Params, obs: Tensor, actions: Tensor) -> Tensor:
     return torch.stack(values)
 
 
-def check(gradient: Tensor, params: HostedParams, loss: Callable[[Params], Tensor]) -> None:
+def check(gradients: Mapping[str, Tensor], params: HostedParams, loss: Callable[[Params], Tensor]) -> None:
     """Compare with what torch derives from `loss` of the named parameters."""
     flat = params.flat.double().requires_grad_()
     (expected,) = torch.autograd.grad(loss(params.layout.tensors(flat)), flat)
     assert expected.abs().max() > 1e-3
+    gradient = flatten_gradients(params.layout, gradients)
     torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -116,10 +116,10 @@ def test_the_gradient_of_ppo(action_space: spaces.Space[Any], params: dict[str, 
             errors = torch.max(errors, (batch["values"] + moved - returns).square())
         return -surrogate + settings.vf_coef * 0.5 * errors.mean() - settings.ent_coef * entropies.mean()
 
-    slope = learner._slope({"policy": policy.params.tensors()}, batch, {"clip_coef": 0.2})
-    assert slope.watched[0].item() == pytest.approx(loss(doubled(policy.params.tensors())).item(), abs=1e-5)
-    assert 0.1 < slope.watched[5].item() < 0.9  # of the transitions are clipped
-    check(slope.gradient, policy.params, loss)
+    found = learner._gradients({"policy": policy.params.tensors()}, batch, {"clip_coef": 0.2})
+    assert found.metrics[0].item() == pytest.approx(loss(doubled(policy.params.tensors())).item(), abs=1e-5)
+    assert 0.1 < found.metrics[5].item() < 0.9  # of the transitions are clipped
+    check(found.gradients, policy.params, loss)
 
 
 @pytest.mark.parametrize("params", [{}, {"double": True}, {"dueling": True, "activation": "tanh"}], ids=str)
@@ -148,9 +148,9 @@ def test_the_gradient_of_dqn(params: dict[str, Any]) -> None:
         return (exact["weights"] * functional.huber_loss(values, targets, reduction="none")).mean()
 
     networks = {"online": network.params.tensors(), "target": learner._target.tensors()}
-    slope = learner._slope(networks, batch, {})
-    assert slope.watched[0].item() == pytest.approx(loss(doubled(network.params.tensors())).item(), rel=1e-5)
-    check(slope.gradient, network.params, loss)
+    found = learner._gradients(networks, batch, {})
+    assert found.metrics[0].item() == pytest.approx(loss(doubled(network.params.tensors())).item(), rel=1e-5)
+    check(found.gradients, network.params, loss)
 
 
 @pytest.mark.parametrize("step", ["critics", "actor"])
@@ -169,8 +169,8 @@ def test_the_gradients_of_sac(step: str) -> None:
         gaussian: Any = torch.distributions.Normal(means, log_stds.clamp(*LOG_STD_LIMITS).exp())
         unbounded = means + gaussian.stddev * exact["noise"]
         squashing: Any = torch.distributions.TanhTransform()
-        log_slopes = squashing.log_abs_det_jacobian(unbounded, torch.tanh(unbounded))
-        return torch.tanh(unbounded), (gaussian.log_prob(unbounded) - log_slopes).sum(dim=1)
+        log_determinants = squashing.log_abs_det_jacobian(unbounded, torch.tanh(unbounded))
+        return torch.tanh(unbounded), (gaussian.log_prob(unbounded) - log_determinants).sum(dim=1)
 
     def critic_loss(named: Params) -> Tensor:
         actions, logprobs = draw(doubled(policy.params.tensors()), exact["next_obs"])
@@ -186,11 +186,11 @@ def test_the_gradients_of_sac(step: str) -> None:
     networks = {"actor": policy.params, "critics": critics.params, "target": learner._target}
     tensors = {name: params.tensors() for name, params in networks.items()}
     if step == "critics":
-        check(learner._critic_slope(tensors, batch, {"alpha": 0.3}).gradient, critics.params, critic_loss)
+        check(learner._critic_gradients(tensors, batch, {"alpha": 0.3}).gradients, critics.params, critic_loss)
     else:
         outputs = policy.network.forward(policy.params.tensors(), batch["obs"])
         assert 0 < (outputs[:, 2:] > LOG_STD_LIMITS[1]).sum() < outputs[:, 2:].numel()
-        check(learner._actor_slope(tensors, batch, {"alpha": 0.3}).gradient, policy.params, actor_loss)
+        check(learner._actor_gradients(tensors, batch, {"alpha": 0.3}).gradients, policy.params, actor_loss)
 
 
 def test_a_network_acts_and_learns_through_the_same_function() -> None:
@@ -201,16 +201,16 @@ def test_a_network_acts_and_learns_through_the_same_function() -> None:
     np.testing.assert_allclose(acting, learning.numpy(), rtol=1e-5, atol=1e-7)
 
 
-def test_a_slope_may_come_from_automatic_differentiation() -> None:
+def test_gradients_may_come_from_automatic_differentiation() -> None:
     params = HostedParams({"weights": (16,)}, torch.device("cpu"))
 
-    def slope(networks: Networks, batch: Batch, _: Settings) -> Slope:
+    def compute(networks: Networks, batch: Batch, _: Settings) -> LossGradients:
         def loss(named: Params) -> Tensor:
             return (named["weights"] - batch["actions"]).square().sum()
 
         gradients, value = torch.func.grad_and_value(loss)(dict(networks["net"]))
-        return Slope(params.layout.join(gradients), value.reshape(1))
+        return LossGradients(gradients, value.reshape(1))
 
     step = GradientStep("step", {"actions": torch.ones(16)}, {"learning_rate": 0.1})
-    assert Descent({"net": params}, slope).take(step).watched == [16.0, 8.0]  # the norm of 16 slopes of -2
+    assert Optimizer({"net": params}, compute).apply(step).metrics == [16.0, 8.0]  # the norm of 16 times -2
     assert params.flat.tolist() == pytest.approx([0.1] * 16)

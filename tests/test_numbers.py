@@ -202,7 +202,7 @@ def exploding(make_config: MakeConfig) -> TrainConfig:
 
 
 def test_a_loss_that_is_not_finite_never_reaches_the_weights(exploding: TrainConfig) -> None:
-    with pytest.raises(NonFiniteUpdateError, match=r"minibatch has loss .* so it is not taken"):
+    with pytest.raises(NonFiniteUpdateError, match=r"minibatch is rejected, its loss is .*"):
         train(exploding)
     run_dir = only_run(exploding)
     metadata = read_metadata(context_of(run_dir))
@@ -227,7 +227,7 @@ def test_an_absurd_learning_rate_stops_the_run_and_the_refused_step_can_be_repea
         assert not any(weights.isnan().any() for weights in params.values())
     failed = replay_failed_step(run_dir)
     assert failed.message is not None
-    assert "so it is not taken" in failed.message
+    assert "is rejected" in failed.message
     assert main(["replay", str(run_dir)]) == 0
     shown = capsys.readouterr().out
     assert "not finite" in shown

@@ -9,9 +9,10 @@ from gymnasium import spaces
 from rl_training.policies.actor_critic import ActorCritic
 from rl_training.policies.distributions import LOG_STD, Categorical, DiagonalGaussian
 from rl_training.policies.encoders import Encoder
-from rl_training.policies.flat import FlatLayout
-from rl_training.policies.networks.mlp import MLP, Activation, NetworkSpec, activate, affine
+from rl_training.policies.networks.mlp import MLP, Activation, activate, affine
+from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.noise import WhiteNoise
+from rl_training.policies.params import FlatLayout
 
 ASYMMETRIC = spaces.Box(np.array([0.0, -3.0], np.float32), np.array([1.0, 10.0], np.float32))
 

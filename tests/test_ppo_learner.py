@@ -9,7 +9,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rl_training.algorithms.optim import FlatAdam, ScalarAdam
+from rl_training.algorithms.base import GradientStep
+from rl_training.algorithms.optimizer import AppliedStep, FlatAdam, ScalarAdam
 from rl_training.algorithms.ppo import LOSS_METRICS, PPOLearner
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.experiment.config import TrainConfig
@@ -165,16 +166,16 @@ def test_kl_early_stop_skips_all_that_remains_and_counts_what_was_done() -> None
     learner, rollout = make_learner(learning_rate=0.05, target_kl=0.01)
     fill(learner, rollout)
     steps: list[float] = []
-    original = learner.take
+    original = learner._optimizer.apply
 
-    def counting(*arguments: Any) -> Any:
-        watched = original(*arguments)
-        steps.append(float(watched[LOSS_METRICS.index("approx_kl")]))
-        return watched
+    def counting(step: GradientStep) -> AppliedStep:
+        applied = original(step)
+        steps.append(applied.metrics[LOSS_METRICS.index("approx_kl")])
+        return applied
 
-    learner.take = counting  # type: ignore[method-assign,assignment]  # counts the real steps
-    taken = learner.update(rollout, step=0).num_gradient_steps
-    assert taken == len(steps) < 12
+    learner._optimizer.apply = counting  # type: ignore[method-assign]  # counts the real steps
+    num_gradient_steps = learner.update(rollout, step=0).num_gradient_steps
+    assert num_gradient_steps == len(steps) < 12
     assert steps[-1] > 0.015
     assert all(kl <= 0.015 for kl in steps[:-1])
 
@@ -197,7 +198,7 @@ def test_adam_runs_with_the_small_epsilon_and_the_clipped_gradient() -> None:
     assert metrics["grad_norm"] > 1e-3
     # After one step the first moment is a tenth of the gradient that Adam saw.
     assert torch.linalg.vector_norm(learner.state_dict()["optimizer"]["mean"]).item() == pytest.approx(1e-4, rel=1e-2)
-    assert learner._descent.adam.eps == 1e-5
+    assert learner._optimizer.adam.eps == 1e-5
 
 
 def test_our_adam_is_torchs_to_the_last_bit() -> None:

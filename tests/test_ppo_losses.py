@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import GradientStep
-from rl_training.algorithms.optim import Descent
+from rl_training.algorithms.base import GradientStep, LossGradients
+from rl_training.algorithms.optimizer import Optimizer
 from rl_training.algorithms.ppo import (
     PPOParams,
     clipped_policy_loss,
@@ -14,9 +14,8 @@ from rl_training.algorithms.ppo import (
     ppo_loss,
     value_loss,
 )
-from rl_training.algorithms.whole_step import Slope
 from rl_training.policies.base import PolicyOutput
-from rl_training.policies.host import HostedParams
+from rl_training.policies.params import HostedParams
 
 
 def test_surrogate_takes_the_pessimistic_side_of_the_clip() -> None:
@@ -26,16 +25,16 @@ def test_surrogate_takes_the_pessimistic_side_of_the_clip() -> None:
     assert losses.tolist() == pytest.approx([-1.2, 1.5, -0.5, 0.8])
 
 
-def test_surrogate_has_no_slope_beyond_the_clip() -> None:
+def test_surrogate_has_no_gradient_beyond_the_clip() -> None:
     ratios, advantages = torch.tensor([1.5, 1.5, 1.1, 0.5, 0.5]), torch.tensor([2.0, -2.0, 2.0, 2.0, -2.0])
-    _, slopes = clipped_policy_loss(ratios, advantages, 0.2)
-    assert slopes.tolist() == pytest.approx([0.0, 3.0, -2.2, -1.0, 0.0])
+    _, gradients = clipped_policy_loss(ratios, advantages, 0.2)
+    assert gradients.tolist() == pytest.approx([0.0, 3.0, -2.2, -1.0, 0.0])
 
 
 def test_value_loss_is_half_the_squared_error() -> None:
-    losses, slopes = value_loss(torch.tensor([1.0, 3.0]), torch.zeros(2), torch.tensor([2.0, 0.0]), None)
+    losses, gradients = value_loss(torch.tensor([1.0, 3.0]), torch.zeros(2), torch.tensor([2.0, 0.0]), None)
     assert losses.tolist() == [0.5, 4.5]
-    assert slopes.tolist() == [-1.0, 3.0]
+    assert gradients.tolist() == [-1.0, 3.0]
 
 
 def test_value_clipping_is_around_the_old_values() -> None:
@@ -82,7 +81,7 @@ def output_and_batch() -> tuple[PolicyOutput, dict[str, Tensor]]:
 def test_the_whole_loss_by_hand() -> None:
     output, batch = output_and_batch()
     params = PPOParams(ent_coef=0.1, vf_coef=0.5, normalize_advantages=False)
-    watched, slopes = ppo_loss(output, batch, params, clip_coef=0.2)
+    metrics, gradients = ppo_loss(output, batch, params, clip_coef=0.2)
     policy_term = -(1.2 * 1.0 + 0.8 * -1.0) / 2
     value_term, entropy_term = 0.5 * (1.0 + 9.0) / 2, -0.6
     approx_kl = ((1.25 - 1 - math.log(1.25)) + (0.5 - 1 - math.log(0.5))) / 2
@@ -94,35 +93,34 @@ def test_the_whole_loss_by_hand() -> None:
         approx_kl,
         1.0,
     ]
-    assert watched.tolist() == pytest.approx(expected, abs=1e-6)
-    assert slopes.logprobs.tolist() == [0.0, 0.0]  # both are clipped
-    assert slopes.values.tolist() == pytest.approx([0.5 * -1.0 / 2, 0.5 * 3.0 / 2])
-    assert slopes.entropy == pytest.approx(-0.1 / 2)
+    assert metrics.tolist() == pytest.approx(expected, abs=1e-6)
+    assert gradients.logprobs.tolist() == [0.0, 0.0]  # both are clipped
+    assert gradients.values.tolist() == pytest.approx([0.5 * -1.0 / 2, 0.5 * 3.0 / 2])
+    assert gradients.entropy == pytest.approx(-0.1 / 2)
 
 
 def test_the_loss_clips_values_around_those_of_the_rollout() -> None:
     output, batch = output_and_batch()
-    watched, _ = ppo_loss(output, batch, PPOParams(clip_vf_coef=0.5), clip_coef=0.2)
+    metrics, _ = ppo_loss(output, batch, PPOParams(clip_vf_coef=0.5), clip_coef=0.2)
     # Old values 0, new 1 and 3: limited to 0.5 both. Returns 2 and 0: the worse errors are 1.5 (limited) and 3 (free).
-    assert watched[2].item() == pytest.approx(0.5 * (1.5**2 + 3.0**2) / 2)
+    assert metrics[2].item() == pytest.approx(0.5 * (1.5**2 + 3.0**2) / 2)
 
 
 def test_advantages_are_normalised_within_the_minibatch() -> None:
     output, batch = output_and_batch()
     batch["advantages"] = torch.tensor([30.0, 10.0])  # mean 20, deviation sqrt 200: +-1/sqrt 2
-    watched, _ = ppo_loss(output, batch, PPOParams(), clip_coef=0.2)
-    assert watched[1].item() == pytest.approx(-(1.2 - 0.8) / math.sqrt(2) / 2)
+    metrics, _ = ppo_loss(output, batch, PPOParams(), clip_coef=0.2)
+    assert metrics[1].item() == pytest.approx(-(1.2 - 0.8) / math.sqrt(2) / 2)
 
 
 def test_the_gradient_is_clipped_by_its_global_norm() -> None:
     """Adam's first moment is a tenth of what it saw."""
-    for slopes, seen in (([3.0, 0.0, 4.0], [0.3, 0.0, 0.4]), ([0.1, 0.2, 0.0], [0.1, 0.2, 0.0])):
+    for gradients, seen in (([3.0, 0.0, 4.0], [0.3, 0.0, 0.4]), ([0.1, 0.2, 0.0], [0.1, 0.2, 0.0])):
         params = HostedParams({"weights": (3,)}, torch.device("cpu"))
-        descent = Descent({"net": params}, lambda _, batch, __: Slope(batch["slopes"], torch.zeros(1)), max_norm=0.5)
-        gradient = params.layout.join({"weights": torch.tensor(slopes)})
-        step = GradientStep("step", {"slopes": gradient}, {"learning_rate": 0.0})
-        assert descent.take(step).watched[-1] == pytest.approx(sum(slope**2 for slope in slopes) ** 0.5)
-        assert (10 * descent.adam.state_dict()["mean"][:3]).tolist() == pytest.approx(seen, abs=1e-6)
+        optimizer = Optimizer({"net": params}, lambda _, batch, __: LossGradients(batch, torch.zeros(1)), max_norm=0.5)
+        step = GradientStep("step", {"weights": torch.tensor(gradients)}, {"learning_rate": 0.0})
+        assert optimizer.apply(step).metrics[-1] == pytest.approx(sum(part**2 for part in gradients) ** 0.5)
+        assert (10 * optimizer.adam.state_dict()["mean"][:3]).tolist() == pytest.approx(seen, abs=1e-6)
 
 
 def test_explained_variance_of_perfect_constant_and_opposite_predictions() -> None:

@@ -77,23 +77,23 @@ def test_soft_targets_take_the_lower_critic_and_the_entropy_bonus() -> None:
 
 def test_critic_and_actor_losses_by_hand() -> None:
     values = torch.tensor([[1.0, 3.0], [0.0, 2.0]])
-    loss, slopes = critic_loss(values, torch.tensor([1.0, 1.0]))
+    loss, gradients = critic_loss(values, torch.tensor([1.0, 1.0]))
     assert loss.item() == pytest.approx(0.5 * (4 / 2) + 0.5 * (2 / 2))
-    assert slopes.tolist() == [[0.0, 1.0], [-0.5, 0.5]]
-    loss, slopes = actor_loss(values, torch.tensor([2.0, 4.0]), torch.tensor(0.5))
+    assert gradients.tolist() == [[0.0, 1.0], [-0.5, 0.5]]
+    loss, gradients = actor_loss(values, torch.tensor([2.0, 4.0]), torch.tensor(0.5))
     assert loss.item() == pytest.approx(((1.0 - 0.0) + (2.0 - 2.0)) / 2)
-    assert slopes.tolist() == [[0.0, 0.0], [-0.5, -0.5]]
+    assert gradients.tolist() == [[0.0, 0.0], [-0.5, -0.5]]
 
 
 def test_the_critic_step_leaves_the_actor_alone_and_the_reverse() -> None:
     learner = make_learner()
     batch = sampled(learner)
     actor, critics = learner.policy.params.flat.clone(), learner.critics.params.flat.clone()
-    learner._draw_and_take("critic step", batch, 1e-3)
+    learner._draw_and_apply("critic step", batch, 1e-3)
     assert torch.equal(learner.policy.params.flat, actor)
     assert not torch.equal(learner.critics.params.flat, critics)
     critics = learner.critics.params.flat.clone()
-    learner._draw_and_take("actor step", batch, 1e-3)
+    learner._draw_and_apply("actor step", batch, 1e-3)
     assert not torch.equal(learner.policy.params.flat, actor)
     assert torch.equal(learner.critics.params.flat, critics)
 
@@ -112,13 +112,13 @@ def test_the_target_comes_from_target_critics_at_a_current_action() -> None:
     values = twin.critics.forward(twin.critics.params.tensors(), batch["obs"], batch["actions"])
     expected = critic_loss(values, targets)[0].item()
     step = GradientStep("critic step", {**batch, "noise": noise}, {"learning_rate": 1e-3, "alpha": 0.5})
-    assert learner.take(step)[0] == pytest.approx(expected, rel=1e-5)
+    assert learner.apply(step)[0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_targets_follow_the_critics_by_tau() -> None:
     learner = make_learner(tau=0.25)
     before = learner._target.flat.clone()
-    learner._draw_and_take("critic step", sampled(learner), 1e-3)
+    learner._draw_and_apply("critic step", sampled(learner), 1e-3)
     torch.testing.assert_close(learner._target.flat, 0.75 * before + 0.25 * learner.critics.params.flat)
 
 
@@ -161,7 +161,7 @@ def test_a_temperature_that_has_run_away_is_refused_and_not_an_overflow() -> Non
 def test_the_temperature_rises_while_entropy_is_below_its_target(target: float, rises: bool) -> None:
     learner = make_learner(target_entropy=target)
     before = learner._log_alpha.value
-    learner._draw_and_take("actor step", sampled(learner), 1e-2)
+    learner._draw_and_apply("actor step", sampled(learner), 1e-2)
     assert (learner._log_alpha.value > before) == rises
 
 
@@ -230,5 +230,5 @@ def test_a_step_that_is_not_finite_changes_nothing(name: str, field: str) -> Non
     batch["noise"] = torch.zeros_like(batch["actions"])
     before = digest(learner.state_dict())
     with pytest.raises(NonFiniteUpdateError, match=rf"the {name} has loss .*{field}\[5.* of its batch is inf"):
-        learner.take(GradientStep(name, batch, {"learning_rate": 1e-3, "alpha": 1.0}))
+        learner.apply(GradientStep(name, batch, {"learning_rate": 1e-3, "alpha": 1.0}))
     assert digest(learner.state_dict()) == before

@@ -28,15 +28,15 @@ class ModuleGate:
         self._trust = trust
         self._directory = ""  # that was added to `sys.path`
 
-    def admit(self, env_id: str) -> None:
-        """Let Python find the module that `env_id` names, or raise `UntrustedModuleError`."""
-        module, colon, _ = env_id.partition(":")
+    def admit(self, name: str, what: str) -> None:
+        """Let Python find the module in `name`, such as `my_module:MyEnv-v0`, or raise `UntrustedModuleError`."""
+        module, colon, _ = name.partition(":")
         file = self._find_here(module.partition(".")[0]) if colon else None
         if file is None:
             return
-        if not (self._trust or env_id == self._typed or str(file) in _remembered()):
+        if not (self._trust or name == self._typed or str(file) in _remembered()):
             raise UntrustedModuleError(
-                f"{self._source} asks for the environment {env_id}, whose module only the working directory has "
+                f"{self._source} asks for the {what} {name}, whose module only the working directory has "
                 f"({file}): look at that code, then add --trust to run it"
             )
         _remember(file)
@@ -78,10 +78,10 @@ def guarded_imports(source: Path | None, typed: str | None = None, *, trust: boo
         _gates.pop()
 
 
-def admit_env_module(env_id: str) -> None:
-    """Make sure that the module in `env_id` may be imported, if the command line guards imports."""
+def admit_env_module(name: str, what: str = "environment") -> None:
+    """Make sure that the module in `name` may be imported, if the command line guards imports."""
     if _gates:
-        _gates[-1].admit(env_id)
+        _gates[-1].admit(name, what)
 
 
 def _memory_path() -> Path | None:

@@ -1,7 +1,8 @@
 """What a learner looks like to the loops that drive it."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,9 +14,11 @@ from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Problem
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Count, Flag, Float, PositiveInt, StrictModel, UnitFloat, config_error
+from rl_training.plugins import ObjectPath
 from rl_training.policies.base import Array, Policy
 from rl_training.policies.encoders import Encoder
-from rl_training.policies.networks.mlp import Activation, NetworkSpec
+from rl_training.policies.networks.mlp import Activation
+from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.normalization import RewardNormalizer
 
 
@@ -44,9 +47,29 @@ Correlation = Annotated[Float, Field(ge=0.0, lt=1.0)]
 HiddenSizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1, max_length=1_000)]
 
 
+Settings = Mapping[str, float | Tensor]
+"""Numbers that a gradient step depends on beside its batch; scalar tensors in compiled updates."""
+Networks = Mapping[str, Mapping[str, Tensor]]
+"""The named parameters of every network that a loss depends on."""
+
+
+class LossGradients(NamedTuple):
+    """The gradients of a loss in the parameters of one network, and the numbers to log with them."""
+
+    gradients: Mapping[str, Tensor]
+    metrics: Tensor
+    """The loss first."""
+    errors: Tensor | None = None
+    """One per transition, where replay priorities depend on them."""
+
+
+ComputeGradients = Callable[[Networks, Batch, Settings], LossGradients]
+"""Differentiates a learner's loss by the first of the networks; it depends on nothing else that changes."""
+
+
 @dataclass(frozen=True)
 class GradientStep:
-    """One gradient step, ready to be taken: which of the learner's, on what, with which settings."""
+    """One gradient step, ready to be applied: its name, its batch and its settings."""
 
     name: str
     batch: Batch
@@ -69,8 +92,8 @@ class Learner(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` stopped."""
 
-    def take(self, step: GradientStep) -> Any:
-        """Take one gradient step, and give numbers to watch.
+    def apply(self, step: GradientStep) -> Any:
+        """Apply one gradient step, and return its metrics.
 
         One that is not finite changes no weight and raises `NonFiniteUpdateError`.
         """
@@ -104,6 +127,11 @@ class LearnerParams(StrictModel):
     hidden_sizes: HiddenSizes
     """Hidden layers of each network."""
     activation: Activation
+    network: ObjectPath | None = None
+    """`package.module:Name` of what makes each network instead of `hidden_sizes` and `activation`.
+
+    It is called with the shape of one input and the number of outputs, and returns a `torch.nn.Module`.
+    """
     learning_rate: PositiveSchedule
     gamma: UnitFloat = 0.99
     normalize_obs: Flag = False
@@ -130,9 +158,9 @@ class LearnerParams(StrictModel):
         """Return the names of the parameters whose values depend on the planned budget."""
         return [name for name, value in self if isinstance(value, Schedule) and value.schedule != "constant"]
 
-    def network(self, device: torch.device) -> NetworkSpec:
+    def network_spec(self, device: torch.device) -> NetworkSpec:
         """What the networks have in common."""
-        return NetworkSpec(self.hidden_sizes, self.activation, device, self.normalize_obs)
+        return NetworkSpec(self.hidden_sizes, self.activation, device, self.normalize_obs, self.network)
 
 
 class OffPolicyParams(LearnerParams):

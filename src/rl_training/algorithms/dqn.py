@@ -12,17 +12,19 @@ from rl_training.algorithms.base import (
     GradientStep,
     HiddenSizes,
     LearnerSetup,
+    LossGradients,
+    Networks,
     OffPolicyParams,
+    Settings,
     UpdateResult,
 )
-from rl_training.algorithms.optim import Descent, TakenStep, mean_numbers
-from rl_training.algorithms.whole_step import Networks, Settings, Slope
+from rl_training.algorithms.optimizer import AppliedStep, Optimizer, mean_metrics
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sampling import PrioritizedSampler, tree_bytes
 from rl_training.experiment.schedules import PositiveSchedule, Schedule, crosses
 from rl_training.experiment.validation import Flag, Float, PositiveInt, UnitFloat
 from rl_training.policies.base import Array
-from rl_training.policies.host import pack_policy, unpack_policy
+from rl_training.policies.params import pack_policy, unpack_policy
 from rl_training.policies.q_network import QNetwork, explore
 
 
@@ -79,10 +81,10 @@ def q_targets(batch: Batch, target_values: Tensor, choosing_values: Tensor | Non
 
 
 def huber_loss(errors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of losses that are quadratic up to 1 and linear beyond, weighted, and its slopes in the errors."""
+    """Compute the weighted mean of losses that are quadratic up to 1 and linear beyond, and its gradient."""
     limited = errors.clamp(-1.0, 1.0)
-    slopes = weights * limited / len(errors)
-    return torch.dot(slopes, errors - 0.5 * limited), slopes
+    gradients = weights * limited / len(errors)
+    return torch.dot(gradients, errors - 0.5 * limited), gradients
 
 
 class DQNLearner:
@@ -95,7 +97,9 @@ class DQNLearner:
         self._stream = setup.stream  # explores
         self._target = policy.params.twin()
         networks = {"online": policy.params, "target": self._target}
-        self._descent = Descent(networks, self._slope, max_norm=params.max_grad_norm, compile_as=setup.compile_as)
+        self._optimizer = Optimizer(
+            networks, self._gradients, max_norm=params.max_grad_norm, compile_as=setup.compile_as
+        )
         self.normalizer = ExperienceNormalizer(policy.encoder, params)
         self._updated_at = 0  # env step of the newest update
 
@@ -114,24 +118,24 @@ class DQNLearner:
         learning_rate = self.params.learning_rate.value(step, self.total_timesteps)
         if isinstance(replay.sampler, PrioritizedSampler):
             replay.sampler.beta = self.params.priority_beta.value(step, self.total_timesteps)
-        watched = [self._learn(replay, learning_rate) for _ in range(num_gradient_steps)]
+        applied = [self._learn(replay, learning_rate) for _ in range(num_gradient_steps)]
         self.policy.params.sync_host()
         if crosses(self.params.target_update_interval, self._updated_at, step):
             self._target.flat.lerp_(self.policy.params.flat, self.params.tau)
         self._updated_at = step
-        metrics = mean_numbers(("loss", "q_mean", "grad_norm"), watched)
+        metrics = mean_metrics(("loss", "q_mean", "grad_norm"), applied)
         metrics |= {"learning_rate": learning_rate, "epsilon": self.params.epsilon(step, self.total_timesteps)}
         return UpdateResult(metrics, num_gradient_steps)
 
     def _learn(self, replay: ReplayBuffer, learning_rate: float) -> list[float]:
         batch = self.normalizer.prepare(replay.sample(self.params.batch_size), self._target.flat.device)
-        taken = self.take(GradientStep("temporal-difference step", batch, {"learning_rate": learning_rate}))
-        if isinstance(replay.sampler, PrioritizedSampler) and taken.errors is not None:
-            priorities = taken.errors.abs().double().cpu().numpy() + 1e-6
+        applied = self.apply(GradientStep("temporal-difference step", batch, {"learning_rate": learning_rate}))
+        if isinstance(replay.sampler, PrioritizedSampler) and applied.errors is not None:
+            priorities = applied.errors.abs().double().cpu().numpy() + 1e-6
             replay.sampler.update(batch["indices"].cpu().numpy(), priorities)
-        return taken.watched
+        return applied.metrics
 
-    def _slope(self, networks: Networks, batch: Batch, settings: Settings) -> Slope:
+    def _gradients(self, networks: Networks, batch: Batch, settings: Settings) -> LossGradients:
         del settings
         network, online = self.policy, networks["online"]
         target_values = network.q_values(networks["target"], batch["next_obs"])
@@ -140,26 +144,26 @@ class DQNLearner:
         trace = network.trace(online, batch["obs"])
         values = trace.values.gather(1, actions).squeeze(1)
         errors = values - q_targets(batch, target_values, choosing)
-        loss, slopes = huber_loss(errors, batch["weights"])
-        value_slopes = torch.zeros_like(trace.values).scatter_(1, actions, slopes.unsqueeze(1))
-        watched = torch.stack([loss, values.mean()])
-        return Slope(network.gradient(online, trace, value_slopes), watched, errors)
+        loss, chosen = huber_loss(errors, batch["weights"])
+        outer = torch.zeros_like(trace.values).scatter_(1, actions, chosen.unsqueeze(1))
+        metrics = torch.stack([loss, values.mean()])
+        return LossGradients(network.gradients(online, trace, outer), metrics, errors)
 
     @property
     def packages(self) -> list[str] | None:
         """The compiled packages of the gradient step."""
-        return self._descent.packages
+        return self._optimizer.packages
 
-    def take(self, step: GradientStep) -> TakenStep:
-        """One gradient step, on features in place of observations; watched are loss, mean value, gradient norm."""
-        return self._descent.take(step)
+    def apply(self, step: GradientStep) -> AppliedStep:
+        """Apply one gradient step; its metrics are the loss, the mean value and the gradient's norm."""
+        return self._optimizer.apply(step)
 
     def state_dict(self) -> dict[str, Any]:
         """Both networks, optimizer moments, exploring stream, and when the target was looked at."""
         return {
             "policy": pack_policy(self.policy.params, self.policy.encoder, self._stream),
             "target": self._target.flat.cpu().clone(),
-            "optimizer": self._descent.adam.state_dict(),
+            "optimizer": self._optimizer.adam.state_dict(),
             "rewards": self.normalizer.rewards.state_dict(),
             "updated_at": self._updated_at,
         }
@@ -168,6 +172,6 @@ class DQNLearner:
         """Go on where `state` stopped."""
         unpack_policy(state["policy"], self.policy.params, self.policy.encoder, self._stream)
         self._target.set(state["target"])
-        self._descent.adam.load_state_dict(state["optimizer"])
+        self._optimizer.adam.load_state_dict(state["optimizer"])
         self.normalizer.rewards.load_state_dict(state["rewards"])
         self._updated_at = int(state["updated_at"])

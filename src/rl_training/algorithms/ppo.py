@@ -1,5 +1,7 @@
 """Proximal policy optimisation (Schulman et al. 2017): its parameters, its losses, and the learner, in that order."""
 
+import math
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -13,10 +15,12 @@ from rl_training.algorithms.base import (
     HiddenSizes,
     LearnerParams,
     LearnerSetup,
+    LossGradients,
+    Networks,
+    Settings,
     UpdateResult,
 )
-from rl_training.algorithms.optim import Descent, mean_numbers
-from rl_training.algorithms.whole_step import Networks, Settings, Slope
+from rl_training.algorithms.optimizer import Optimizer, mean_metrics
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import Problem
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
@@ -28,7 +32,7 @@ from rl_training.experiment.validation import (
     UnitFloat,
     config_error,
 )
-from rl_training.policies.actor_critic import ActorCritic, OutputSlopes
+from rl_training.policies.actor_critic import ActorCritic, OutputGradients
 from rl_training.policies.base import Array, PolicyOutput
 from rl_training.policies.networks.mlp import Activation
 from rl_training.policies.normalization import RewardNormalizer
@@ -100,20 +104,23 @@ def normalize(advantages: Tensor) -> Tensor:
 
 
 def clipped_policy_loss(ratios: Tensor, advantages: Tensor, clip_coef: Any) -> tuple[Tensor, Tensor]:
-    """The pessimistic surrogate (equation 7) of every transition, negated, and its slope in the log-prob.
+    """Compute the negated pessimistic surrogate (equation 7) of every transition, and its gradient in the log-prob.
 
     `clip_coef` is a number, or a scalar tensor in compiled updates.
     """
     free = ratios * advantages
     clipped = ratios.clamp(1.0 - clip_coef, 1.0 + clip_coef) * advantages
-    # A ratio is its own slope in the log-prob; where the clipped surrogate is the lower one, it is constant.
+    # A ratio is its own derivative in the log-prob; where the clipped surrogate is the lower one, it is constant.
     return -torch.minimum(free, clipped), torch.where(free <= clipped, -free, 0.0)
 
 
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, clip_vf_coef: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Half the squared error of every value, and its slope; clipped, the worse of it and of a limited step's."""
+    """Compute half the squared error of every value, and its gradient.
+
+    With `clip_vf_coef`, the error is the worse of the value's own and that of a value limited to a small change.
+    """
     errors = values - returns
     if clip_vf_coef is None:
         return 0.5 * errors.square(), errors
@@ -126,20 +133,21 @@ def value_loss(
 
 def ppo_loss(
     output: PolicyOutput, batch: Batch, params: PPOParams, clip_coef: float | Tensor
-) -> tuple[Tensor, OutputSlopes]:
-    """Surrogate, value error and entropy bonus of one minibatch (equation 9): `LOSS_METRICS`, and the slopes."""
+) -> tuple[Tensor, OutputGradients]:
+    """Compute `LOSS_METRICS` of one minibatch (equation 9), and the gradients in the policy's output."""
     advantages = normalize(batch["advantages"]) if params.normalize_advantages else batch["advantages"]
     log_ratios = output.logprobs - batch["logprobs"]
     ratios = log_ratios.exp()
-    policy_losses, policy_slopes = clipped_policy_loss(ratios, advantages, clip_coef)
-    value_losses, value_slopes = value_loss(output.values, batch["values"], batch["returns"], params.clip_vf_coef)
+    policy_losses, policy_gradients = clipped_policy_loss(ratios, advantages, clip_coef)
+    value_losses, value_gradients = value_loss(output.values, batch["values"], batch["returns"], params.clip_vf_coef)
     totals = policy_losses - params.ent_coef * output.entropy + params.vf_coef * value_losses
     kl_divergences = ratios - 1.0 - log_ratios  # Schulman's low-variance estimator
     clipped = ((ratios - 1.0).abs() > clip_coef).float()
-    watched = torch.stack([totals, policy_losses, value_losses, -output.entropy, kl_divergences, clipped]).mean(dim=1)
+    metrics = torch.stack([totals, policy_losses, value_losses, -output.entropy, kl_divergences, clipped]).mean(dim=1)
     size = len(ratios)
-    slopes = OutputSlopes(policy_slopes / size, value_slopes * (params.vf_coef / size), -params.ent_coef / size)
-    return watched, slopes
+    return metrics, OutputGradients(
+        policy_gradients / size, value_gradients * (params.vf_coef / size), -params.ent_coef / size
+    )
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
@@ -158,9 +166,9 @@ class PPOLearner:
         self.params = params
         self.total_timesteps = setup.total_timesteps
         self._stream = setup.stream  # orders the minibatches
-        self._descent = Descent(
+        self._optimizer = Optimizer(
             {"policy": policy.params},
-            self._slope,
+            self._gradients,
             eps=params.adam_eps,
             max_norm=params.max_grad_norm,
             compile_as=setup.compile_as,
@@ -199,56 +207,54 @@ class PPOLearner:
         )
 
     def update(self, rollout: RolloutBuffer, step: int) -> UpdateResult:
-        """Epochs of minibatches over the rollout that began at env step `step`."""
+        """Learn from the rollout that began at env step `step`, in epochs of minibatches."""
         learning_rate = self.params.learning_rate.value(step, self.total_timesteps)
         clip_coef = self.params.clip_coef.value(step, self.total_timesteps)
-        watched = self._run_epochs(rollout, learning_rate, clip_coef)
+        settings = {"learning_rate": learning_rate, "clip_coef": clip_coef}
+        limit = math.inf if self.params.target_kl is None else 1.5 * self.params.target_kl
+        applied: list[list[float]] = []
+        for batch in self._minibatches(rollout):
+            applied.append(self._optimizer.apply(GradientStep("minibatch", batch, settings)).metrics)
+            if applied[-1][_APPROX_KL] > limit:
+                break
         self.policy.params.sync_host()
         # Only now: while a rollout is collected, scored and learnt from, an observation means the same features.
         self.policy.encoder.observe(rollout.obs.flatten(0, 1).cpu().numpy())
-        metrics = mean_numbers((*LOSS_METRICS, "grad_norm"), watched)
+        metrics = mean_metrics((*LOSS_METRICS, "grad_norm"), applied)
         metrics |= {"learning_rate": learning_rate, "clip_range": clip_coef}
         metrics["explained_variance"] = explained_variance(rollout.values, rollout.returns)
-        return UpdateResult(metrics, num_gradient_steps=len(watched))
+        return UpdateResult(metrics, num_gradient_steps=len(applied))
 
-    def _run_epochs(self, rollout: RolloutBuffer, learning_rate: float, clip_coef: float) -> list[list[float]]:
-        size, target_kl = self.params.minibatch_size, self.params.target_kl
-        settings = {"learning_rate": learning_rate, "clip_coef": clip_coef}
-        watched: list[list[float]] = []
+    def _minibatches(self, rollout: RolloutBuffer) -> Iterator[Batch]:
+        """Give the minibatches of all epochs on the learner's device, with features in place of observations."""
+        device = self.policy.params.flat.device
+        size = self.params.minibatch_size
         for _ in range(self.params.update_epochs):
             for batch in rollout.iter_minibatches(minibatch_size=size, shuffle=True, generator=self._stream):
-                step = GradientStep("minibatch", self._to_device(batch), settings)
-                watched.append(self.take(step))
-                if target_kl is not None and watched[-1][_APPROX_KL] > 1.5 * target_kl:
-                    return watched
-        return watched
+                moved = {name: field.to(device) for name, field in batch.items()}
+                moved["obs"] = self.policy.encoder.encode_tensor(moved["obs"])
+                yield moved
 
-    def _to_device(self, batch: Batch) -> Batch:
-        """The batch on the learner's device, with features in place of observations."""
-        batch = {name: field.to(self.policy.params.flat.device) for name, field in batch.items()}
-        batch["obs"] = self.policy.encoder.encode_tensor(batch["obs"])
-        return batch
-
-    def _slope(self, networks: Networks, batch: Batch, settings: Settings) -> Slope:
+    def _gradients(self, networks: Networks, batch: Batch, settings: Settings) -> LossGradients:
         params = networks["policy"]
         evaluation = self.policy.evaluate(params, batch["obs"], batch["actions"])
-        watched, slopes = ppo_loss(evaluation.output, batch, self.params, settings["clip_coef"])
-        return Slope(self.policy.gradient(params, evaluation, slopes), watched)
+        metrics, outer = ppo_loss(evaluation.output, batch, self.params, settings["clip_coef"])
+        return LossGradients(self.policy.gradients(params, evaluation, outer), metrics)
 
     @property
     def packages(self) -> list[str] | None:
         """The compiled packages of the gradient step."""
-        return self._descent.packages
+        return self._optimizer.packages
 
-    def take(self, step: GradientStep) -> list[float]:
-        """One gradient step, on features in place of observations; `LOSS_METRICS` and the gradient's norm."""
-        return self._descent.take(step).watched
+    def apply(self, step: GradientStep) -> list[float]:
+        """Apply one gradient step; return `LOSS_METRICS` and the gradient's norm."""
+        return self._optimizer.apply(step).metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Policy, optimizer moments and streams."""
         return {
             "policy": self.policy.state_dict(),
-            "optimizer": self._descent.adam.state_dict(),
+            "optimizer": self._optimizer.adam.state_dict(),
             "rewards": self._rewards.state_dict(),
             "minibatch_stream": self._stream.bit_generator.state,
         }
@@ -256,6 +262,6 @@ class PPOLearner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` stopped."""
         self.policy.load_state_dict(state["policy"])
-        self._descent.adam.load_state_dict(state["optimizer"])
+        self._optimizer.adam.load_state_dict(state["optimizer"])
         self._rewards.load_state_dict(state["rewards"])
         self._stream.bit_generator.state = state["minibatch_stream"]

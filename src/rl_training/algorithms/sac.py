@@ -15,11 +15,13 @@ from rl_training.algorithms.base import (
     GradientStep,
     HiddenSizes,
     LearnerSetup,
+    LossGradients,
+    Networks,
     OffPolicyParams,
+    Settings,
     UpdateResult,
 )
-from rl_training.algorithms.optim import Descent, ScalarAdam, mean_numbers
-from rl_training.algorithms.whole_step import Networks, Settings, Slope
+from rl_training.algorithms.optimizer import Optimizer, ScalarAdam, mean_metrics
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Float, PositiveInt
@@ -60,20 +62,20 @@ def soft_targets(batch: Batch, next_values: Tensor, next_logprobs: Tensor, alpha
 
 
 def critic_loss(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Half the mean squared error of each critic, summed, and its slopes in the values [critic, batch]."""
+    """Compute half the mean squared error of each critic, summed, and its gradient in the values [critic, batch]."""
     errors = values - targets
     size = errors.shape[1]
     return 0.5 * errors.square().sum() / size, errors / size
 
 
 def actor_loss(values: Tensor, logprobs: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
-    """What the actor minimises, and its slopes in the values [critic, batch]: only the lower critic counts.
+    """Compute what the actor minimises, and its gradient in the values [critic, batch]: only the lower critic counts.
 
-    It is temperature times log-prob, minus that critic; so the slope in every log-prob is alpha / batch.
+    The loss is temperature times log-prob, minus that critic, so its gradient in every log-prob is alpha / batch.
     """
     lowest, index = values.min(dim=0, keepdim=True)
-    slopes = torch.zeros_like(values).scatter_(0, index, -1.0 / values.shape[1])
-    return (alpha * logprobs - lowest.squeeze(0)).mean(), slopes
+    gradients = torch.zeros_like(values).scatter_(0, index, -1.0 / values.shape[1])
+    return (alpha * logprobs - lowest.squeeze(0)).mean(), gradients
 
 
 class SACLearner:
@@ -90,9 +92,9 @@ class SACLearner:
         self._device = self._target.flat.device
         self._log_alpha = ScalarAdam(math.log(1.0 if params.alpha == "auto" else params.alpha))
         networks = {"actor": policy.params, "critics": critics.params}
-        self._actor_descent = Descent(networks, self._actor_slope, compile_as=setup.compile_as)
+        self._actor_optimizer = Optimizer(networks, self._actor_gradients, compile_as=setup.compile_as)
         networks = {"critics": critics.params, "target": self._target, "actor": policy.params}
-        self._critic_descent = Descent(networks, self._critic_slope, compile_as=setup.compile_as)
+        self._critic_optimizer = Optimizer(networks, self._critic_gradients, compile_as=setup.compile_as)
         self.normalizer = ExperienceNormalizer(policy.encoder, params)
         self._num_updates = 0
 
@@ -114,68 +116,71 @@ class SACLearner:
     def update(self, replay: ReplayBuffer, step: int, num_gradient_steps: int) -> UpdateResult:
         """Learn from replayed batches at env step `step`."""
         learning_rate = self.params.learning_rate.value(step, self.total_timesteps)
-        critic_numbers: list[list[float]] = []
-        actor_numbers: list[list[float]] = []
+        critic_metrics: list[list[float]] = []
+        actor_metrics: list[list[float]] = []
         for _ in range(num_gradient_steps):
             batch = self.normalizer.prepare(replay.sample(self.params.batch_size), self._device)
-            critic_numbers.append(self._draw_and_take(CRITIC_STEP, batch, learning_rate))
+            critic_metrics.append(self._draw_and_apply(CRITIC_STEP, batch, learning_rate))
             self._num_updates += 1
             if self._num_updates % self.params.policy_delay == 0:
                 repeats = range(self.params.policy_delay)
-                actor_numbers += [self._draw_and_take(ACTOR_STEP, batch, learning_rate) for _ in repeats]
+                actor_metrics += [self._draw_and_apply(ACTOR_STEP, batch, learning_rate) for _ in repeats]
         self.policy.params.sync_host()
         metrics: dict[str, int | float] = {"learning_rate": learning_rate, "ent_coef": self.alpha}
-        metrics |= mean_numbers(("critic_loss", "q_mean", "critic_grad_norm"), critic_numbers)
-        if actor_numbers:
-            metrics |= mean_numbers(("actor_loss", "entropy", "actor_grad_norm"), actor_numbers)
+        metrics |= mean_metrics(("critic_loss", "q_mean", "critic_grad_norm"), critic_metrics)
+        if actor_metrics:
+            metrics |= mean_metrics(("actor_loss", "entropy", "actor_grad_norm"), actor_metrics)
         return UpdateResult(metrics, num_gradient_steps)
 
-    def _draw_and_take(self, name: str, batch: Batch, learning_rate: float) -> list[float]:
+    def _draw_and_apply(self, name: str, batch: Batch, learning_rate: float) -> list[float]:
         noise = self._stream.standard_normal(batch["actions"].shape, dtype=np.float32)
         batch = {**batch, "noise": torch.from_numpy(noise).to(self._device)}
         settings = {"learning_rate": learning_rate, "alpha": self.alpha}
-        return self.take(GradientStep(name, batch, settings))
+        return self.apply(GradientStep(name, batch, settings))
 
     @property
     def packages(self) -> list[str] | None:
         """The compiled packages of both gradient steps; none when one of them runs eagerly."""
-        critic, actor = self._critic_descent.packages, self._actor_descent.packages
+        critic, actor = self._critic_optimizer.packages, self._actor_optimizer.packages
         return None if critic is None or actor is None else [*critic, *actor]
 
-    def take(self, step: GradientStep) -> list[float]:
-        """One gradient step, of the critics or of actor and temperature; loss, value or entropy, gradient norm."""
+    def apply(self, step: GradientStep) -> list[float]:
+        """Apply one gradient step, of the critics or of actor and temperature.
+
+        Its metrics are the loss, the mean value or the entropy, and the gradient's norm.
+        """
         if step.name == CRITIC_STEP:
-            watched = self._critic_descent.take(step).watched
+            metrics = self._critic_optimizer.apply(step).metrics
             self._target.flat.lerp_(self.critics.params.flat, self.params.tau)
-            return watched
-        watched = self._actor_descent.take(step).watched
+            return metrics
+        metrics = self._actor_optimizer.apply(step).metrics
         if self.params.alpha == "auto":
             # The gradient of -log_alpha * (log-prob + target): alpha rises while the entropy is below its target.
-            self._log_alpha.step(watched[1] - self.target_entropy, step.settings["learning_rate"])
-        return watched
+            self._log_alpha.step(metrics[1] - self.target_entropy, step.settings["learning_rate"])
+        return metrics
 
-    def _critic_slope(self, networks: Networks, batch: Batch, settings: Settings) -> Slope:
-        """Of the error of both critics against the soft targets."""
+    def _critic_gradients(self, networks: Networks, batch: Batch, settings: Settings) -> LossGradients:
+        """Differentiate the error of both critics against the soft targets."""
         critics = networks["critics"]
         following = self.policy.sample(networks["actor"], batch["next_obs"], batch["noise"])
         next_values = self.critics.forward(networks["target"], batch["next_obs"], following.actions)
         targets = soft_targets(batch, next_values, following.logprobs, settings["alpha"])
         trace = self.critics.trace(critics, batch["obs"], batch["actions"])
-        values = trace[-1].squeeze(2)
-        loss, slopes = critic_loss(values, targets)
-        return Slope(self.critics.gradient(critics, trace, slopes), torch.stack([loss, values.mean()]))
+        values = trace.outputs.squeeze(2)
+        loss, outer = critic_loss(values, targets)
+        return LossGradients(self.critics.gradients(critics, trace, outer), torch.stack([loss, values.mean()]))
 
-    def _actor_slope(self, networks: Networks, batch: Batch, settings: Settings) -> Slope:
-        """Of how far the actor is from the critics' maximum; its entropy is watched."""
+    def _actor_gradients(self, networks: Networks, batch: Batch, settings: Settings) -> LossGradients:
+        """Differentiate the actor's loss through the critics; the second metric is the entropy."""
         actor, critics, alpha = networks["actor"], networks["critics"], settings["alpha"]
         actor_trace = self.policy.network.trace(actor, batch["obs"])
-        draw = SquashedDraw(actor_trace[-1], batch["noise"])
+        draw = SquashedDraw(actor_trace.outputs, batch["noise"])
         critic_trace = self.critics.trace(critics, batch["obs"], draw.actions)
-        loss, value_slopes = actor_loss(critic_trace[-1].squeeze(2), draw.logprobs, alpha)
-        action_slopes = self.critics.action_slopes(critics, critic_trace, value_slopes)
-        output_slopes = draw.backward(action_slopes, alpha / len(draw.logprobs))
-        gradients = self.policy.network.backward(actor, actor_trace, output_slopes)
-        return Slope(self.policy.params.layout.join(gradients), torch.stack([loss, -draw.logprobs.mean()]))
+        loss, value_gradients = actor_loss(critic_trace.outputs.squeeze(2), draw.logprobs, alpha)
+        action_gradients = self.critics.action_gradients(critics, critic_trace, value_gradients)
+        outer = draw.backward(action_gradients, alpha / len(draw.logprobs))
+        gradients = self.policy.network.backward(actor, actor_trace, outer)
+        return LossGradients(gradients, torch.stack([loss, -draw.logprobs.mean()]))
 
     def state_dict(self) -> dict[str, Any]:
         """All networks, the temperature, every optimizer, and the streams."""
@@ -184,8 +189,8 @@ class SACLearner:
             "critics": self.critics.params.state_dict(),
             "target": self._target.flat.cpu().clone(),
             "log_alpha": torch.tensor([self._log_alpha.value], dtype=torch.float64),
-            "actor_optimizer": self._actor_descent.adam.state_dict(),
-            "critic_optimizer": self._critic_descent.adam.state_dict(),
+            "actor_optimizer": self._actor_optimizer.adam.state_dict(),
+            "critic_optimizer": self._critic_optimizer.adam.state_dict(),
             "alpha_optimizer": self._log_alpha.state_dict(),
             "rewards": self.normalizer.rewards.state_dict(),
             "noise_stream": self._stream.bit_generator.state,
@@ -198,8 +203,8 @@ class SACLearner:
         self.critics.params.load_state_dict(state["critics"])
         self._target.set(state["target"])
         self._log_alpha.value = state["log_alpha"].item()
-        self._actor_descent.adam.load_state_dict(state["actor_optimizer"])
-        self._critic_descent.adam.load_state_dict(state["critic_optimizer"])
+        self._actor_optimizer.adam.load_state_dict(state["actor_optimizer"])
+        self._critic_optimizer.adam.load_state_dict(state["critic_optimizer"])
         self._log_alpha.load_state_dict(state["alpha_optimizer"])
         self.normalizer.rewards.load_state_dict(state["rewards"])
         self._stream.bit_generator.state = state["noise_stream"]

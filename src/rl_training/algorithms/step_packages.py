@@ -5,7 +5,6 @@
 
 import fcntl
 import hashlib
-import inspect
 import io
 import os
 import pickle
@@ -17,37 +16,47 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.whole_step import SlopeFn, WholeStep
 from rl_training.compiling import cache_dir, remember_compiling
 from rl_training.cores import cpu_features
 from rl_training.errors import exit_told, told
 from rl_training.interpreters import isolated_command
-from rl_training.policies.host import HostedParams
+from rl_training.policies.params import HostedParams
 from rl_training.private import make_private_folder, open_private
 from rl_training.processes import kill_tree
 
 KEPT_PACKAGES = 100  # of about 2 MB
 _PACKAGE, _LOCK = ".pt2", ".lock"
+_LIBRARIES = ("torch", "numpy", "gymnasium", "pydantic")  # large, and no part of a graph beyond their version
+
+
+class Step(Protocol):
+    """A gradient step to compile: a picklable function of tensors, some of which it changes in place."""
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Compute the step."""
+
+    def describe(self) -> str:
+        """Everything that the step depends on beside its code and the form of its inputs."""
 
 
 class CompiledStep(Protocol):
     """A loaded package."""
 
     def run(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Move the parameters and moments among `inputs` in place; the watched numbers, and errors if there are any."""
+        """Move the parameters and moments among `inputs` in place; return the metrics, and errors if there are any."""
 
 
-def load_step(step: WholeStep, inputs: Sequence[Tensor], compile_as: str) -> CompiledStep:
-    """The compiled step for inputs like these; compiled now, unless a run that `compile_as` describes has done so."""
-    key = package_key(step, inputs, compile_as)
+def load_step(key: str, step: Step, inputs: Sequence[Tensor]) -> CompiledStep:
+    """Load the compiled step for inputs like these; compile it now, unless a package with this key is kept."""
     try:
         packages = _private_cache()
     except OSError as error:
@@ -134,7 +143,7 @@ def _load(package: Path) -> CompiledStep:
     return loaded
 
 
-def _make(step: WholeStep, inputs: Sequence[Tensor], package: Path) -> CompiledStep:
+def _make(step: Step, inputs: Sequence[Tensor], package: Path) -> CompiledStep:
     """Compile in a temporary folder, which is removed before (a killed process may have left it) and after."""
     began = time.perf_counter()
     build = package.with_suffix(".build")
@@ -158,16 +167,17 @@ def _discard(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def package_key(step: WholeStep, inputs: Sequence[Tensor], compile_as: str) -> str:
-    """Equal for steps whose packages are: same description, same inputs, same code, same processor."""
-    slope = getattr(step.slope, "__module__", ""), getattr(step.slope, "__qualname__", type(step.slope))
-    layouts = [(name, layout.shapes) for name, layout in step.layouts.items()]
+def package_key(step: Step, inputs: Sequence[Tensor], compile_as: str) -> str:
+    """Compute a key that is equal for equal packages: same run, inputs, code and processor."""
     like = [(tensor.shape, tensor.stride(), tensor.dtype, _device_name(tensor.device)) for tensor in inputs]
     run_by = torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
-    processor = platform.machine(), cpu_features()
-    parts = compile_as, slope, layouts, step.batch, step.settings, step.eps, step.max_norm, like, run_by, processor
+    parts = compile_as, step.describe(), like, run_by, platform.machine(), cpu_features()
     summary = hashlib.sha256(repr(parts).encode())
-    for path in _sources(step.slope):
+    pickler = _StepPickler(io.BytesIO())
+    pickler.dump(step)
+    for module in pickler.networks:
+        summary.update(repr(module).encode())
+    for path in _sources(pickler.modules):
         summary.update(path.read_bytes())
     return summary.hexdigest()[:32]
 
@@ -176,35 +186,48 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
-def _sources(slope: SlopeFn) -> Iterator[Path]:
-    """The code that a step consists of: ours, and the file of a slope from elsewhere with all of its package."""
-    rooms = Path(__file__).parents[1]
-    yield from sorted([*rooms.glob("algorithms/*.py"), *rooms.glob("policies/*.py")])
-    module = inspect.getmodule(slope)
-    if module and module.__file__ and not module.__name__.startswith(f"{rooms.name}."):
-        package = sys.modules[module.__name__.partition(".")[0]]
-        places = getattr(package, "__path__", ())
-        yield from sorted({Path(module.__file__), *(path for place in places for path in Path(place).rglob("*.py"))})
+def _sources(modules: Iterable[str]) -> list[Path]:
+    """Find the code that a step consists of: ours, and the modules of others with the rest of their packages."""
+    root = Path(__file__).parents[1]
+    found = {*root.glob("algorithms/**/*.py"), *root.glob("policies/**/*.py")}
+    for module in modules:
+        package = sys.modules[module.partition(".")[0]]
+        if package.__name__ in (root.name, *_LIBRARIES):
+            continue
+        files = [Path(getattr(sys.modules[module], "__file__", None) or "")]
+        found |= {path for place in getattr(package, "__path__", ()) for path in Path(place).rglob("*.py")}
+        found |= {file for file in files if file.suffix == ".py"}
+    return sorted(found)
 
 
-class _Order(pickle.Pickler):
-    """Pickles a step, with the learner whose method its slope is."""
+class _StepPickler(pickle.Pickler):
+    """Pickles a step with the learner whose method it calls, and notes what code and modules it consists of."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.modules: set[str] = set()
+        """The Python modules of all classes and functions."""
+        self.networks: list[torch.nn.Module] = []
 
     def reducer_override(self, obj: Any) -> Any:
         """Send parameters as their shapes: a step gets their values as inputs."""
+        if isinstance(obj, torch.nn.Module):
+            self.networks.append(obj)
+        if isinstance(obj, (type, FunctionType)):
+            self.modules.add(obj.__module__)
         if isinstance(obj, HostedParams):
             return HostedParams, (obj.layout.shapes, obj.flat.device)
         return NotImplemented
 
 
-def _compile_elsewhere(step: WholeStep, inputs: Sequence[Tensor], package: Path) -> None:
+def _compile_elsewhere(step: Step, inputs: Sequence[Tensor], package: Path) -> None:
     """Compile in another process. Ctrl-C does not reach it; an exception here, or the end of this process, kills it."""
     command = isolated_command(f"from {__name__} import main; sys.exit(main(sys.argv[1:]))", [str(package)])
     build = package.parent
     # The compiler's files have predictable names below /tmp otherwise, where another user may have put them.
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(build / "inductor"), "TMPDIR": str(build)}
     order = io.BytesIO()
-    _Order(order).dump((step, tuple(inputs), torch.get_num_threads()))
+    _StepPickler(order).dump((step, tuple(inputs), torch.get_num_threads()))
     compiler = subprocess.Popen(
         command,
         cwd=build,
@@ -267,6 +290,8 @@ def _end_with_owner() -> None:
 
 
 def _compile_here(order: Any, package: Path) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
+
     step, inputs, num_threads = order
     torch.set_num_threads(num_threads)  # the generated loops are split for that many
 
@@ -280,9 +305,12 @@ def _compile_here(order: Any, package: Path) -> None:
 
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # what the compiler thinks of itself
-        exported = torch.export.export(Graph(), inputs, strict=False)
+        try:
+            exported = torch.export.export(Graph(), inputs, strict=False)
+        except Exception:  # it refuses automatic differentiation; traced to plain operations first, it does not
+            exported = torch.export.export(make_fx(step, tracing_mode="fake")(*inputs), inputs, strict=False)
         if exported.constants:
-            raise RuntimeError("the slope depends on tensors beside its networks, batch and settings")
+            raise RuntimeError("the loss depends on tensors beside its networks, batch and settings")
         _set_up_compiler(on_cpu=inputs[0].is_cpu)
         torch._inductor.aoti_compile_and_package(exported, package_path=str(package))
 

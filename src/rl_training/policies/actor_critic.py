@@ -10,15 +10,16 @@ from torch import Tensor
 from rl_training.policies.base import Array, PolicyOutput
 from rl_training.policies.distributions import LOG_STD, Scores, build_distribution
 from rl_training.policies.encoders import Encoder
-from rl_training.policies.host import make_trained_params, pack_policy, unpack_policy
-from rl_training.policies.networks.mlp import MLP, NetworkSpec, Trace
+from rl_training.policies.networks.protocol import Trace
+from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.noise import ActingNoise, WhiteNoise
+from rl_training.policies.params import make_trained_params, pack_policy, unpack_policy
 
 ACTOR_GAIN, CRITIC_GAIN = 0.01, 1.0
 
 
-class OutputSlopes(NamedTuple):
-    """Slopes of a loss in a policy's output."""
+class OutputGradients(NamedTuple):
+    """Gradients of a loss in a policy's output."""
 
     logprobs: Tensor  # [batch]
     values: Tensor  # [batch]
@@ -26,7 +27,7 @@ class OutputSlopes(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Stored actions as the policy sees them, and what the way back to the parameters needs."""
+    """Stored actions as the policy sees them, and what differentiating that needs."""
 
     output: PolicyOutput
     actor: Trace
@@ -46,9 +47,8 @@ class ActorCritic:
     ) -> None:
         self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
         self.distribution = build_distribution(action_space)
-        features = [self.encoder.size, *network.hidden_sizes]
-        self.actor = MLP("actor", [*features, self.distribution.num_outputs], network.activation)
-        self.critic = MLP("critic", [*features, 1], network.activation)
+        self.actor = network.build("actor", self.encoder.feature_shape, self.distribution.num_outputs)
+        self.critic = network.build("critic", self.encoder.feature_shape, 1)
         shapes = {**self.actor.shapes, **self.critic.shapes, **self.distribution.shapes}
         self.params = make_trained_params(shapes, network.device)
         self._noise = noise
@@ -57,8 +57,8 @@ class ActorCritic:
         """Random weights from `generator`, which is on the CPU so that every device starts alike."""
         start = torch.zeros(self.params.layout.size)
         params = self.params.layout.tensors(start)
-        self.actor.initialise(params, ACTOR_GAIN, generator)
-        self.critic.initialise(params, CRITIC_GAIN, generator)
+        self.actor.initialise(params, generator, ACTOR_GAIN)
+        self.critic.initialise(params, generator, CRITIC_GAIN)
         if LOG_STD in params:
             params[LOG_STD].fill_(log_std)
         self.params.set(start)
@@ -83,19 +83,21 @@ class ActorCritic:
             return self.to_env(self.distribution.mode(outputs))
         return self.to_env(self.distribution.sample(self.params.arrays, outputs, WhiteNoise(self._noise.stream)))
 
-    def evaluate(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> "Evaluation":
+    def evaluate(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> Evaluation:
         """Score stored actions under `params`."""
         actor, critic = self.actor.trace(params, features), self.critic.trace(params, features)
-        scores = self.distribution.score(params, actor[-1], actions)
-        output = PolicyOutput(actions, scores.logprobs, critic[-1].squeeze(1), scores.entropies)
+        scores = self.distribution.score(params, actor.outputs, actions)
+        output = PolicyOutput(actions, scores.logprobs, critic.outputs.squeeze(1), scores.entropies)
         return Evaluation(output, actor, critic, scores)
 
-    def gradient(self, params: Mapping[str, Tensor], evaluation: "Evaluation", slopes: "OutputSlopes") -> Tensor:
-        """The flat gradient of a loss, from its slopes in what an evaluation gave out."""
-        outputs, gradients = evaluation.scores.backward(slopes.logprobs, slopes.entropy)
+    def gradients(
+        self, params: Mapping[str, Tensor], evaluation: Evaluation, outer: OutputGradients
+    ) -> dict[str, Tensor]:
+        """Compute the gradient of a loss in every parameter from its gradients in what an evaluation gave out."""
+        outputs, gradients = evaluation.scores.backward(outer.logprobs, outer.entropy)
         gradients |= self.actor.backward(params, evaluation.actor, outputs)
-        gradients |= self.critic.backward(params, evaluation.critic, slopes.values.unsqueeze(1))
-        return self.params.layout.join(gradients)
+        gradients |= self.critic.backward(params, evaluation.critic, outer.values.unsqueeze(1))
+        return gradients
 
     def values(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """State values [batch] under `params`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl_training.errors import EnvironmentSetupError
 from rl_training.policies.base import Array
-from rl_training.policies.flat import FloatArray, Shape
+from rl_training.policies.networks.protocol import FloatArray, Shape
 from rl_training.policies.noise import ActingNoise
 
 LOG_STD = "log_std"
@@ -51,10 +51,10 @@ class Scores(Protocol):
     logprobs: Tensor  # [batch]
     entropies: Tensor  # [batch]
 
-    def backward(self, logprob_slopes: Tensor, entropy_slope: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """Slopes of a loss in the actor's outputs, and the gradients of the distribution's own parameters.
+    def backward(self, logprob_gradients: Tensor, entropy_gradient: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the gradients of a loss in the actor's outputs and in the distribution's own parameters.
 
-        They follow from its slopes in the log-probs [batch], and in every one of the entropies.
+        They follow from its gradients in the log-probs [batch], and in every one of the entropies.
         """
 
 
@@ -99,12 +99,12 @@ class CategoricalScores:
         self.logprobs = self._logprobs.gather(1, self._actions).squeeze(1)
         self.entropies = -(self._probs * self._logprobs).sum(dim=1)
 
-    def backward(self, logprob_slopes: Tensor, entropy_slope: float) -> tuple[Tensor, dict[str, Tensor]]:
+    def backward(self, logprob_gradients: Tensor, entropy_gradient: float) -> tuple[Tensor, dict[str, Tensor]]:
         """d log p(a) / d output = [output is a's] - p, and d entropy / d output = -p (log p + entropy)."""
-        slopes = logprob_slopes.unsqueeze(1)
-        outputs = (self._probs * -slopes).scatter_add_(1, self._actions, slopes)
-        if entropy_slope:
-            outputs -= entropy_slope * self._probs * (self._logprobs + self.entropies.unsqueeze(1))
+        gradients = logprob_gradients.unsqueeze(1)
+        outputs = (self._probs * -gradients).scatter_add_(1, self._actions, gradients)
+        if entropy_gradient:
+            outputs -= entropy_gradient * self._probs * (self._logprobs + self.entropies.unsqueeze(1))
         return outputs, {}
 
 
@@ -168,11 +168,11 @@ class GaussianScores:
         self.logprobs = -0.5 * self._squares.sum(dim=1) - log_scale
         self.entropies = (log_scale + 0.5 * len(log_std)).expand(len(actions))
 
-    def backward(self, logprob_slopes: Tensor, entropy_slope: float) -> tuple[Tensor, dict[str, Tensor]]:
+    def backward(self, logprob_gradients: Tensor, entropy_gradient: float) -> tuple[Tensor, dict[str, Tensor]]:
         """With z = (a - mean) / std: d log p / d mean = z / std, d log p / d log std = z^2 - 1; d entropy is 1."""
-        slopes = logprob_slopes.unsqueeze(1)
-        log_std = (slopes * (self._squares - 1.0)).sum(dim=0) + entropy_slope * len(slopes)
-        return slopes * self._deviations * self._precision, {LOG_STD: log_std}
+        gradients = logprob_gradients.unsqueeze(1)
+        log_std = (gradients * (self._squares - 1.0)).sum(dim=0) + entropy_gradient * len(gradients)
+        return gradients * self._deviations * self._precision, {LOG_STD: log_std}
 
 
 def build_distribution(space: spaces.Space[Any]) -> ActionDistribution:

@@ -34,6 +34,8 @@ class Encoder:
                 "Wrap the env, for example with gymnasium.wrappers.FlattenObservation"
             )
         self.shape: tuple[int, ...] = space.shape or ()
+        self.feature_shape = self.shape or (self.size,)
+        """The shape that a network may give to one row of features."""
         self._start = int(space.start) if isinstance(space, spaces.Discrete) else None
         check_memory(_FEATURE_BYTES * self.size, f"the observations of {space} are too large, wrap the env")
         self.normalizer = FeatureNormalizer(self.size, enabled=normalize)

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from rl_training.errors import EnvironmentSetupError
 from rl_training.policies.base import Array
-from rl_training.policies.flat import FloatArray, Shape
+from rl_training.policies.networks.protocol import FloatArray, Shape
 
 
 class ActingNoise(Protocol):

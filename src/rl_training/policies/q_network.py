@@ -11,13 +11,13 @@ from torch import Tensor
 from rl_training.errors import EnvironmentSetupError
 from rl_training.policies.base import Array
 from rl_training.policies.encoders import Encoder
-from rl_training.policies.flat import FloatArray, Shape
-from rl_training.policies.host import make_trained_params
-from rl_training.policies.networks.mlp import MLP, NetworkSpec, Trace
+from rl_training.policies.networks.protocol import FloatArray, Shape, Trace
+from rl_training.policies.networks.spec import NetworkSpec
+from rl_training.policies.params import make_trained_params
 
 
 class QTrace(NamedTuple):
-    """Values [batch, action], and what the way back to the parameters needs."""
+    """Values [batch, action], and what differentiating them needs."""
 
     values: Tensor
     advantage: Trace
@@ -44,9 +44,8 @@ class QNetwork:
         self.num_actions, self._start = int(action_space.n), int(action_space.start)
         self.action_shape: Shape = ()
         self.action_dtype = torch.int64
-        features = [self.encoder.size, *network.hidden_sizes]
-        self.advantage = MLP("advantage", [*features, self.num_actions], network.activation)
-        self.value = MLP("value", [*features, 1], network.activation) if dueling else None
+        self.advantage = network.build("advantage", self.encoder.feature_shape, self.num_actions)
+        self.value = network.build("value", self.encoder.feature_shape, 1) if dueling else None
         shapes = {**self.advantage.shapes, **(self.value.shapes if self.value else {})}
         self.params = make_trained_params(shapes, network.device)
 
@@ -55,7 +54,7 @@ class QNetwork:
         start = torch.zeros(self.params.layout.size)
         for network in (self.advantage, self.value):
             if network is not None:
-                network.initialise_uniform(self.params.layout.tensors(start), generator)
+                network.initialise(self.params.layout.tensors(start), generator)
         self.params.set(start)
 
     def q_values(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
@@ -63,22 +62,22 @@ class QNetwork:
         return self.trace(params, features).values
 
     def trace(self, params: Mapping[str, Tensor], features: Tensor) -> QTrace:
-        """The same pass with all that `gradient` needs."""
+        """Compute the values with all that `gradients` needs."""
         advantage = self.advantage.trace(params, features)
+        advantages = advantage.outputs
         if self.value is None:
-            return QTrace(advantage[-1], advantage, None)
+            return QTrace(advantages, advantage, None)
         value = self.value.trace(params, features)
-        return QTrace(value[-1] + advantage[-1] - advantage[-1].mean(dim=1, keepdim=True), advantage, value)
+        return QTrace(value.outputs + advantages - advantages.mean(dim=1, keepdim=True), advantage, value)
 
-    def gradient(self, params: Mapping[str, Tensor], trace: QTrace, slopes: Tensor) -> Tensor:
-        """The flat gradient of a loss, from its slopes in the values [batch, action]."""
+    def gradients(self, params: Mapping[str, Tensor], trace: QTrace, outer: Tensor) -> dict[str, Tensor]:
+        """Compute the gradient of a loss in every parameter from its gradients in the values [batch, action]."""
         gradients: dict[str, Tensor] = {}
         if self.value is not None and trace.value is not None:
-            total = slopes.sum(dim=1, keepdim=True)
+            total = outer.sum(dim=1, keepdim=True)
             gradients |= self.value.backward(params, trace.value, total)
-            slopes = slopes - total / self.num_actions
-        gradients |= self.advantage.backward(params, trace.advantage, slopes)
-        return self.params.layout.join(gradients)
+            outer = outer - total / self.num_actions
+        return gradients | self.advantage.backward(params, trace.advantage, outer)
 
     def greedy(self, obs: Array) -> Array:
         """The best action per row, counted from 0; a state's value is the same for all and does not matter."""

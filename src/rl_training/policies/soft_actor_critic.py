@@ -1,7 +1,7 @@
 """SAC's networks: a squashed Gaussian actor, and two critics that run as one batched network."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,10 @@ from rl_training.errors import EnvironmentSetupError
 from rl_training.policies.base import Array
 from rl_training.policies.distributions import BoundedActions
 from rl_training.policies.encoders import Encoder
-from rl_training.policies.flat import Shape
-from rl_training.policies.host import make_trained_params, pack_policy, unpack_policy
-from rl_training.policies.networks.mlp import MLP, NetworkSpec, Trace, activate, affine, product, through_activation
+from rl_training.policies.networks.protocol import Shape, Trace
+from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.noise import ActingNoise, WhiteNoise
+from rl_training.policies.params import make_trained_params, pack_policy, unpack_policy
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 NUM_CRITICS = 2
@@ -37,14 +37,14 @@ class SquashedDraw:
         correction = 2.0 * (math.log(2.0) - unbounded - functional.softplus(-2.0 * unbounded))
         self.logprobs = (gaussian - correction).sum(dim=1)
 
-    def backward(self, action_slopes: Tensor, logprob_slope: float | Tensor) -> Tensor:
-        """Slopes of a loss in the outputs, from those in the actions [batch, dim] and in every log-prob.
+    def backward(self, action_gradients: Tensor, logprob_gradient: float | Tensor) -> Tensor:
+        """Compute the gradients of a loss in the outputs from those in the actions [batch, dim] and every log-prob.
 
         With u = mean + std * noise: d action / d u = 1 - action^2, and d log-prob / d u = 2 action.
         """
-        means = action_slopes * (1.0 - self.actions.square()) + logprob_slope * (2.0 * self.actions)
+        means = action_gradients * (1.0 - self.actions.square()) + logprob_gradient * (2.0 * self.actions)
         inside = (self._raw_log_stds >= LOG_STD_MIN) & (self._raw_log_stds <= LOG_STD_MAX)
-        return torch.cat([means, (means * self._spread - logprob_slope) * inside], dim=1)
+        return torch.cat([means, (means * self._spread - logprob_gradient) * inside], dim=1)
 
 
 class SquashedActor:
@@ -67,15 +67,14 @@ class SquashedActor:
         self.actions = BoundedActions(action_space)
         self.action_shape: Shape = (self.actions.size,)
         self.action_dtype = torch.float32
-        sizes = [self.encoder.size, *network.hidden_sizes, 2 * self.actions.size]
-        self.network = MLP("actor", sizes, network.activation)
+        self.network = network.build("actor", self.encoder.feature_shape, 2 * self.actions.size)
         self.params = make_trained_params(self.network.shapes, network.device)
         self._noise = noise
 
     def initialise(self, generator: torch.Generator) -> None:
         """Random weights from `generator`, which is on the CPU so that every device starts alike."""
         start = torch.zeros(self.params.layout.size)
-        self.network.initialise_uniform(self.params.layout.tensors(start), generator)
+        self.network.initialise(self.params.layout.tensors(start), generator)
         self.params.set(start)
 
     def act(self, obs: Array) -> Array:
@@ -123,60 +122,31 @@ class SquashedActor:
 
 
 class TwinCritics:
-    """Q1 and Q2 of (features, action), one batched matrix product per layer for both."""
+    """Q1 and Q2 of (features, action)."""
 
     def __init__(self, num_features: int, num_actions: int, network: NetworkSpec) -> None:
-        self.sizes = [num_features + num_actions, *network.hidden_sizes, 1]
-        self._num_actions = num_actions
-        self.activation = network.activation
-        self.layers = [(f"critics.{index}.weight", f"critics.{index}.bias") for index in range(len(self.sizes) - 1)]
-        shapes: dict[str, Shape] = {}
-        for (weight, bias), inputs, outputs in zip(self.layers, self.sizes[:-1], self.sizes[1:], strict=True):
-            shapes |= {weight: (NUM_CRITICS, inputs, outputs), bias: (NUM_CRITICS, 1, outputs)}
-        self.params = make_trained_params(shapes, network.device)
+        self._action_columns = slice(num_features, num_features + num_actions)
+        self.network = network.build_stack("critics", (num_features + num_actions,), 1, NUM_CRITICS)
+        self.params = make_trained_params(self.network.shapes, network.device)
 
     def initialise(self, generator: torch.Generator) -> None:
         """Random weights, different for the two critics."""
         start = torch.zeros(self.params.layout.size)
-        tensors = self.params.layout.tensors(start)
-        for (weight, bias), inputs in zip(self.layers, self.sizes[:-1], strict=True):
-            limit = 1.0 / math.sqrt(inputs)
-            tensors[weight].uniform_(-limit, limit, generator=generator)
-            tensors[bias].uniform_(-limit, limit, generator=generator)
+        self.network.initialise(self.params.layout.tensors(start), generator)
         self.params.set(start)
 
     def forward(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> Tensor:
-        """Values [critic, batch]."""
-        return self.trace(params, features, actions)[-1].squeeze(2)
+        """Compute values [critic, batch]."""
+        return self.network.forward(params, torch.cat([features, actions], dim=1)).squeeze(2)
 
     def trace(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> Trace:
-        """The same pass, its values as [critic, batch, 1], with all that the way back needs."""
-        trace = [torch.cat([features, actions], dim=1).expand(NUM_CRITICS, -1, -1)]
-        for weight, bias in self.layers[:-1]:
-            trace.append(activate(self.activation, affine(trace[-1], params[weight], params[bias])))
-        weight, bias = self.layers[-1]
-        return [*trace, product(trace[-1], params[weight]) + params[bias]]
+        """Compute values [critic, batch, 1] with what differentiating them needs."""
+        return self.network.trace(params, torch.cat([features, actions], dim=1))
 
-    def gradient(self, params: Mapping[str, Tensor], trace: Trace, slopes: Tensor) -> Tensor:
-        """The flat gradient of a loss, from its slopes in the values [critic, batch]."""
-        gradients: dict[str, Tensor] = {}
-        for index, layer_slopes in self._slopes(params, trace, slopes):
-            weight, bias = self.layers[index]
-            gradients[weight] = product(trace[index].mT, layer_slopes)
-            gradients[bias] = layer_slopes.sum(dim=1, keepdim=True)
-        return self.params.layout.join(gradients)
+    def gradients(self, params: Mapping[str, Tensor], trace: Trace, outer: Tensor) -> dict[str, Tensor]:
+        """Compute the gradient of a loss in every parameter from its gradients in the values [critic, batch]."""
+        return self.network.backward(params, trace, outer.unsqueeze(2))
 
-    def action_slopes(self, params: Mapping[str, Tensor], trace: Trace, slopes: Tensor) -> Tensor:
-        """Slopes of a loss in the actions [batch, dim]; nothing else of its gradient is worked out."""
-        *_, (_, first) = self._slopes(params, trace, slopes)
-        weight = params[self.layers[0][0]][:, -self._num_actions :]
-        return product(first, weight.mT).sum(dim=0)
-
-    def _slopes(self, params: Mapping[str, Tensor], trace: Trace, slopes: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """From the last layer to the first: its index, and the slopes in what it gives out before activation."""
-        slopes = slopes.unsqueeze(2)
-        for index in reversed(range(len(self.layers))):
-            yield index, slopes
-            if index:
-                slopes = slopes @ params[self.layers[index][0]].mT
-                slopes = through_activation(self.activation, slopes, trace[index])
+    def action_gradients(self, params: Mapping[str, Tensor], trace: Trace, outer: Tensor) -> Tensor:
+        """Compute the gradients of a loss in the actions [batch, dim] from those in the values [critic, batch]."""
+        return self.network.input_gradients(params, trace, outer.unsqueeze(2), self._action_columns)

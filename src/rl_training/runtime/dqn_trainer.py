@@ -29,7 +29,7 @@ def build_dqn_learner(
 ) -> DQNLearner:
     """An untrained learner whose weights depend on the run's seed alone."""
     params = resolve_dqn_params(config)
-    network = params.network(resolve_device(config.device))
+    network = params.network_spec(resolve_device(config.device))
     policy = QNetwork(observation_space, action_space, network, dueling=params.dueling)
     policy.initialise(make_torch_generator(config.seed, "initialisation"))
     stream = make_stream(config.seed, "acting")

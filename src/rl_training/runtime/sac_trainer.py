@@ -29,7 +29,7 @@ def build_sac_learner(
 ) -> SACLearner:
     """An untrained learner whose weights depend on the run's seed alone."""
     params = resolve_sac_params(config)
-    network = params.network(resolve_device(config.device))
+    network = params.network_spec(resolve_device(config.device))
     stream = make_stream(config.seed, "acting")
     noise = build_noise(stream, action_space, correlation=params.noise_correlation, num_envs=config.num_envs)
     policy = SquashedActor(observation_space, action_space, network, noise)

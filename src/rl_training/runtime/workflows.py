@@ -298,7 +298,7 @@ def replay_failed_step(run_dir: Path) -> FailedStep:
     message = None
     try:
         with limited_threads(agent.config.num_threads):
-            agent.learner.take(step)
+            agent.learner.apply(step)
     except NonFiniteUpdateError as error:
         message = str(error)
     return FailedStep(agent.step, step, message)

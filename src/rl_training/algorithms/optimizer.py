@@ -1,35 +1,36 @@
-"""Adam on one flat parameter vector, clipped and only while all is finite; and Adam on one number."""
+"""The optimizer of a loss: gradients, clipping and Adam on one flat vector, eager or compiled; only finite steps."""
 
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import GradientStep
+from rl_training.algorithms.base import ComputeGradients, GradientStep
 from rl_training.algorithms.step_packages import CompiledStep, load_step, package_key
-from rl_training.algorithms.whole_step import ADAM_BETAS, SlopeFn, WholeStep, with_norm
 from rl_training.errors import NonFiniteUpdateError, told
-from rl_training.policies.host import HostedParams
+from rl_training.policies.params import FlatLayout, HostedParams
 from rl_training.signals import waiting_for_others
 
+ADAM_BETAS = (0.9, 0.999)
 _EPS = 1e-8
 
 
 def check_finite(loss: float, gradient_norm: float, step: GradientStep) -> None:
-    """Refuse a gradient step that would carry NaN or infinity into the weights."""
+    """Reject a gradient step that would carry NaN or infinity into the weights."""
     if math.isfinite(loss + gradient_norm):
         return
     raise NonFiniteUpdateError(
-        f"the {step.name} has loss {loss:g} and gradient norm {gradient_norm:g}, so it is not taken: {_suspect(step)}",
+        f"the {step.name} is rejected, its loss is {loss:g} and its gradient norm {gradient_norm:g}: {_suspect(step)}",
         step,
     )
 
 
 def _suspect(step: GradientStep) -> str:
-    """The first number of the batch that is not finite, or else the settings."""
+    """Name the first number of the batch that is not finite, or else the settings."""
     for name, field in step.batch.items():
         places = (~torch.isfinite(field)).nonzero().tolist()
         if places:
@@ -113,20 +114,81 @@ class ScalarAdam:
         self._mean, self._square, self._steps = state["mean"].item(), state["square"].item(), int(state["steps"].item())
 
 
-def mean_numbers(names: Iterable[str], watched: Sequence[Sequence[float]]) -> dict[str, int | float]:
-    """The named numbers, each averaged over the steps taken."""
-    return {name: sum(values) / len(values) for name, values in zip(names, zip(*watched, strict=True), strict=True)}
+def mean_metrics(names: Iterable[str], metrics: Sequence[Sequence[float]]) -> dict[str, int | float]:
+    """Average each of the named numbers over the gradient steps."""
+    return {name: sum(values) / len(values) for name, values in zip(names, zip(*metrics, strict=True), strict=True)}
 
 
-class TakenStep(NamedTuple):
-    """What a gradient step came to."""
+def flatten_gradients(layout: FlatLayout, gradients: Mapping[str, Tensor]) -> Tensor:
+    """Join named gradients to one vector in the order of the parameters, with zeros where they are padded."""
+    parts: list[Tensor] = []
+    for name, padding in zip(layout.shapes, layout.chunks[1::2], strict=True):
+        parts.append(gradients[name].reshape(-1))
+        if padding:
+            parts.append(gradients[name].new_zeros(padding))
+    return torch.cat(parts)
 
-    watched: list[float]  # the loss first, the norm of the gradient before it was clipped last
+
+class AppliedStep(NamedTuple):
+    """What a gradient step reports."""
+
+    metrics: list[float]
+    """The loss first, the norm of the gradient before clipping last."""
     errors: Tensor | None
 
 
-class Descent:
-    """Moves the first of some networks down the slope of one loss: clipped, by Adam, and only while all is finite.
+@dataclass(frozen=True)
+class WholeStep:
+    """A gradient step as one graph from the batch to the new parameters, made to be compiled.
+
+    Its inputs are the flat parameters of every network, the moments and the step count of Adam, the batch and the
+    settings, in this order. It moves the first network, and only while all is finite.
+    """
+
+    compute: ComputeGradients
+    layouts: dict[str, FlatLayout]
+    batch: tuple[str, ...]
+    settings: tuple[str, ...]
+    eps: float
+    max_norm: float
+
+    def describe(self) -> str:
+        """Everything that the graph depends on beside its code and the form of its inputs."""
+        name = getattr(self.compute, "__qualname__", type(self.compute).__qualname__)
+        shapes = [(name, layout.shapes) for name, layout in self.layouts.items()]
+        return repr((name, shapes, self.batch, self.settings, self.eps, self.max_norm))
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Compute the step from plain operations, which a compiler fuses."""
+        given = iter(inputs)
+        flats = {name: next(given) for name in self.layouts}
+        moments = [next(given) for _ in range(3)]
+        batch = {name: next(given) for name in self.batch}
+        settings = {name: next(given) for name in self.settings}
+        networks = {name: layout.tensors(flats[name]) for name, layout in self.layouts.items()}
+        found = self.compute(networks, batch, settings)
+        gradient = flatten_gradients(next(iter(self.layouts.values())), found.gradients)
+        metrics = torch.cat([found.metrics, torch.linalg.vector_norm(gradient).reshape(1)])
+        gradient = gradient * torch.clamp(self.max_norm / (metrics[-1] + 1e-6), max=1.0)
+        accepted = torch.isfinite(metrics[0] + metrics[-1])
+        self._move([next(iter(flats.values())), *moments], gradient, settings["learning_rate"], accepted)
+        return (metrics,) if found.errors is None else (metrics, found.errors)
+
+    def _move(self, state: Sequence[Tensor], gradient: Tensor, learning_rate: Tensor, accepted: Tensor) -> None:
+        """Adam on parameters, mean, square and step count; nothing changes unless `accepted`."""
+        flat, mean, square, steps = state
+        new_steps = steps + 1
+        new_mean = torch.lerp(mean, gradient, 1 - ADAM_BETAS[0])
+        new_square = torch.lerp(square, gradient.square(), 1 - ADAM_BETAS[1])
+        # Stacked, the two are worked out once, and not again for every few parameters.
+        rate, spread = torch.stack([learning_rate / (1 - ADAM_BETAS[0] ** new_steps), 1 - ADAM_BETAS[1] ** new_steps])
+        moved = flat - rate * new_mean / ((new_square / spread).sqrt() + self.eps)
+        for tensor, new in zip(state, (moved, new_mean, new_square, new_steps), strict=True):
+            tensor.copy_(torch.where(accepted, new, tensor))
+
+
+class Optimizer:
+    """Minimises one loss over the first of some networks: clipped, by Adam, and only while all is finite.
 
     Compiled, a step is one graph from the batch to the new parameters; the same maths, but not the same last bits.
     """
@@ -134,7 +196,7 @@ class Descent:
     def __init__(
         self,
         networks: Mapping[str, HostedParams],
-        slope: SlopeFn,
+        compute: ComputeGradients,
         *,
         eps: float = _EPS,
         max_norm: float = math.inf,
@@ -145,7 +207,8 @@ class Descent:
         self._state = [*flats, *self.adam.tensors().values()]  # what a step depends on beside its batch and settings
         self._layouts = {name: params.layout for name, params in networks.items()}
         self._networks = {name: params.tensors() for name, params in networks.items()}
-        self._slope = slope
+        self._layout = next(iter(self._layouts.values()))
+        self._compute = compute
         self._max_norm = max_norm
         self._compile_as = compile_as
         self._compiled: dict[tuple[Any, ...], CompiledStep] = {}  # by names, size and strides of the inputs
@@ -153,7 +216,7 @@ class Descent:
         self._settings: tuple[dict[str, float], list[Tensor]] = ({}, [])  # of the newest step, also as tensors
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Pickle as nothing: the process that compiles wants a learner for its slope alone."""
+        """Pickle as nothing: the process that compiles wants a learner for its loss alone."""
         return type(None), ()
 
     @property
@@ -161,22 +224,22 @@ class Descent:
         """The names of the compiled packages in use; none when steps run eagerly."""
         return None if self._compile_as is None else list(self._packages)
 
-    def take(self, step: GradientStep) -> TakenStep:
-        """Take one step, unless it is not finite."""
-        return self._move(step) if self._compile_as is None else self._move_compiled(step, self._compile_as)
+    def apply(self, step: GradientStep) -> AppliedStep:
+        """Move the parameters by one gradient step, unless it is not finite."""
+        if self._compile_as is not None:
+            return self._apply_compiled(step, self._compile_as)
+        with torch.inference_mode():
+            found = self._compute(self._networks, step.batch, step.settings)
+            gradient = flatten_gradients(self._layout, found.gradients)
+            metrics = torch.cat([found.metrics, torch.linalg.vector_norm(gradient).reshape(1)]).tolist()
+            check_finite(metrics[0], metrics[-1], step)
+            shrinking = self._max_norm / (metrics[-1] + 1e-6)
+            if shrinking < 1.0:
+                gradient.mul_(shrinking)
+            self.adam.step(gradient, step.settings["learning_rate"])
+        return AppliedStep(metrics, found.errors)
 
-    @torch.inference_mode()
-    def _move(self, step: GradientStep) -> TakenStep:
-        slope = self._slope(self._networks, step.batch, step.settings)
-        watched = with_norm(slope).tolist()
-        check_finite(watched[0], watched[-1], step)
-        shrinking = self._max_norm / (watched[-1] + 1e-6)
-        if shrinking < 1.0:
-            slope.gradient.mul_(shrinking)
-        self.adam.step(slope.gradient, step.settings["learning_rate"])
-        return TakenStep(watched, slope.errors)
-
-    def _move_compiled(self, step: GradientStep, compile_as: str) -> TakenStep:
+    def _apply_compiled(self, step: GradientStep, compile_as: str) -> AppliedStep:
         if self._settings[0] != step.settings:
             self._settings = dict(step.settings), [torch.tensor(value) for value in step.settings.values()]
         fields = list(step.batch.values())
@@ -184,20 +247,22 @@ class Descent:
         like = (len(fields[0]), *step.batch, *step.settings, *map(Tensor.stride, fields))
         if like not in self._compiled:
             try:
-                whole_step = self._whole_step(step)
-                with waiting_for_others():
-                    self._compiled[like] = load_step(whole_step, inputs, compile_as)
-                self._packages.append(package_key(whole_step, inputs, compile_as))
+                self._compiled[like] = self._compile(step, inputs, compile_as)
             except Exception as error:
                 warnings.warn(f"compiling failed ({told(error)[:200]}): updates run eagerly", stacklevel=2)
                 self._compile_as = None
-                return self._move(step)
+                return self.apply(step)
         numbers, *errors = self._compiled[like].run(inputs)
-        watched = numbers.tolist()
-        check_finite(watched[0], watched[-1], step)
-        return TakenStep(watched, errors[0] if errors else None)
+        metrics = numbers.tolist()
+        check_finite(metrics[0], metrics[-1], step)
+        return AppliedStep(metrics, errors[0] if errors else None)
 
-    def _whole_step(self, step: GradientStep) -> WholeStep:
-        return WholeStep(
-            self._slope, self._layouts, tuple(step.batch), tuple(step.settings), self.adam.eps, self._max_norm
+    def _compile(self, step: GradientStep, inputs: list[Tensor], compile_as: str) -> CompiledStep:
+        whole_step = WholeStep(
+            self._compute, self._layouts, tuple(step.batch), tuple(step.settings), self.adam.eps, self._max_norm
         )
+        with waiting_for_others():
+            key = package_key(whole_step, inputs, compile_as)
+            compiled = load_step(key, whole_step, inputs)
+        self._packages.append(key)
+        return compiled

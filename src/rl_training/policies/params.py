@@ -1,4 +1,8 @@
-"""Parameters that torch trains on its device and NumPy acts with on the host; on the CPU both share one memory."""
+"""All parameters of a policy in one flat vector; layers are views of it.
+
+One vector makes clipping, Adam and averaging one call each. Torch trains it on its device, NumPy acts with it on the
+host; on the CPU both use the same memory.
+"""
 
 import math
 from collections.abc import Mapping
@@ -10,19 +14,33 @@ from torch import Tensor
 
 from rl_training.memory import check_memory
 from rl_training.policies.encoders import Encoder
-from rl_training.policies.flat import FlatLayout, FloatArray, Shape
+from rl_training.policies.networks.protocol import FloatArray, Shape
 
+_ALIGNMENT = 16  # float32 values in 64 bytes: kernels choose by alignment, and with it the last bit
 _COPIES = 6  # weights, gradient, two moments, a target or the values to start from, and space to compute them in
 
 
-def make_trained_params(shapes: Mapping[str, Shape], device: torch.device) -> "HostedParams":
-    """Parameters for a network that is to be trained, if they fit into memory with all that training adds."""
-    num_parameters = sum(math.prod(shape) for shape in shapes.values())
-    check_memory(
-        (_COPIES if device.type == "cpu" else 2) * 4 * num_parameters,
-        f"lower algo_kwargs.hidden_sizes (a network has {num_parameters:,} parameters)",
-    )
-    return HostedParams(shapes, device)
+class FlatLayout:
+    """Where each named array lies in the flat vector, every one padded to 64 bytes."""
+
+    def __init__(self, shapes: Mapping[str, Shape]) -> None:
+        self.shapes = dict(shapes)
+        self.chunks: list[int] = []
+        """Sizes of the arrays, each followed by the size of its padding."""
+        for shape in self.shapes.values():
+            size = math.prod(shape)
+            self.chunks += [size, -size % _ALIGNMENT]
+        self.size = sum(self.chunks)
+
+    def tensors(self, flat: Tensor) -> dict[str, Tensor]:
+        """The named views of `flat`."""
+        chunks = torch.split(flat, self.chunks)[::2]
+        return {name: chunk.view(shape) for chunk, (name, shape) in zip(chunks, self.shapes.items(), strict=True)}
+
+    def arrays(self, flat: FloatArray) -> dict[str, FloatArray]:
+        """The named views of a NumPy vector."""
+        chunks = np.split(flat, np.cumsum(self.chunks)[:-1])[::2]
+        return {name: chunk.reshape(shape) for chunk, (name, shape) in zip(chunks, self.shapes.items(), strict=True)}
 
 
 class HostedParams:
@@ -70,6 +88,16 @@ class HostedParams:
             for name, param in self.tensors().items():
                 param.copy_(state[name])
         self.sync_host()
+
+
+def make_trained_params(shapes: Mapping[str, Shape], device: torch.device) -> HostedParams:
+    """Parameters for a network that is to be trained, if they fit into memory with all that training adds."""
+    num_parameters = sum(math.prod(shape) for shape in shapes.values())
+    check_memory(
+        (_COPIES if device.type == "cpu" else 2) * 4 * num_parameters,
+        f"lower algo_kwargs.hidden_sizes (a network has {num_parameters:,} parameters)",
+    )
+    return HostedParams(shapes, device)
 
 
 def pack_policy(params: HostedParams, encoder: Encoder, stream: np.random.Generator) -> dict[str, Any]:

@@ -1,0 +1,32 @@
+"""Objects of other packages that a config names as `package.module:Name`."""
+
+import re
+from importlib import import_module
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from rl_training.errors import ConfigError, told
+from rl_training.trust import admit_env_module
+
+
+def _check_form(path: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", path):
+        raise ValueError("give package.module:Name")
+    return path
+
+
+ObjectPath = Annotated[str, AfterValidator(_check_form)]
+"""Where an object of another package lies: `package.module:Name`."""
+
+
+def import_object(path: str, field: str) -> Any:
+    """Import what `package.module:Name` names; `field` is the config field that says so."""
+    module, _, name = path.partition(":")
+    admit_env_module(path, what=field.rpartition(".")[2])
+    try:
+        return getattr(import_module(module), name)
+    except AttributeError:
+        raise ConfigError(f"{field}={path!r}: {module} has no {name}") from None
+    except Exception as error:  # whatever a module raises while it is imported
+        raise ConfigError(f"{field}={path!r}: {module} cannot be imported ({told(error)})") from None

@@ -1,0 +1,58 @@
+"""What a network is to policies and algorithms: a function of inputs and named parameters, and its derivatives."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+FloatArray = npt.NDArray[np.float32]
+Shape = tuple[int, ...]
+
+
+class Trace(NamedTuple):
+    """The outputs of a forward pass, and what the network itself needs to differentiate it, once."""
+
+    outputs: Tensor
+    saved: Any
+
+
+class Network(Protocol):
+    """A function from inputs [batch, in] to outputs [batch, out]; a stack of networks has outputs [stack, batch, out].
+
+    It owns no parameters. They are passed to every call by name, as views of one flat vector that several networks
+    may share, so the optimizer, target networks and checkpoints are the same for every kind of network.
+    """
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The shape of every parameter by name."""
+
+    def initialise(
+        self, params: Mapping[str, Tensor], generator: torch.Generator, output_gain: float | None = None
+    ) -> None:
+        """Write the initial values into `params`, drawn from `generator`.
+
+        With `output_gain`, the weights of an MLP are orthogonal with this gain in the last layer (Engstrom et al.
+        2020, section 3); without it, they are uniform as torch's own. A network with initial values of its own
+        ignores the gain.
+        """
+
+    def forward(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Compute the outputs."""
+
+    def trace(self, params: Mapping[str, Tensor], inputs: Tensor) -> Trace:
+        """Compute the outputs, and keep what one call of `backward` or `input_gradients` needs."""
+
+    def backward(self, params: Mapping[str, Tensor], trace: Trace, output_gradients: Tensor) -> dict[str, Tensor]:
+        """Compute the gradient of a loss in every parameter from its gradients in the outputs."""
+
+    def input_gradients(
+        self, params: Mapping[str, Tensor], trace: Trace, output_gradients: Tensor, columns: slice
+    ) -> Tensor:
+        """Compute the gradients of a loss in these columns of the inputs, summed over a stack."""
+
+    def forward_array(self, params: Mapping[str, FloatArray], inputs: FloatArray) -> FloatArray:
+        """Compute the outputs for acting, in NumPy on the host."""
