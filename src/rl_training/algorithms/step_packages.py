@@ -173,11 +173,12 @@ def package_key(step: Step, inputs: Sequence[Tensor], compile_as: str) -> str:
     run_by = torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     parts = compile_as, step.describe(), like, run_by, platform.machine(), cpu_features()
     summary = hashlib.sha256(repr(parts).encode())
-    pickler = _StepPickler(io.BytesIO())
-    pickler.dump(step)
-    for module in pickler.networks:
-        summary.update(repr(module).encode())
-    for path in _sources(pickler.modules):
+    contents = _StepPickler.read(step)
+    for network in contents.networks:
+        summary.update(repr(network).encode())
+        for buffer in network.buffers():
+            summary.update(buffer.numpy(force=True).tobytes())
+    for path in _sources(contents.modules):
         summary.update(path.read_bytes())
     return summary.hexdigest()[:32]
 
@@ -208,6 +209,13 @@ class _StepPickler(pickle.Pickler):
         self.modules: set[str] = set()
         """The Python modules of all classes and functions."""
         self.networks: list[torch.nn.Module] = []
+
+    @classmethod
+    def read(cls, step: Step) -> "_StepPickler":
+        """Find out what a step consists of."""
+        pickler = cls(io.BytesIO())
+        pickler.dump(step)
+        return pickler
 
     def reducer_override(self, obj: Any) -> Any:
         """Send parameters as their shapes: a step gets their values as inputs."""
@@ -308,9 +316,11 @@ def _compile_here(order: Any, package: Path) -> None:
         try:
             exported = torch.export.export(Graph(), inputs, strict=False)
         except Exception:  # it refuses automatic differentiation; traced to plain operations first, it does not
-            exported = torch.export.export(make_fx(step, tracing_mode="fake")(*inputs), inputs, strict=False)
-        if exported.constants:
-            raise RuntimeError("the loss depends on tensors beside its networks, batch and settings")
+            exported = torch.export.export(make_fx(step)(*inputs), inputs, strict=False)
+        buffers = [buffer for network in _StepPickler.read(step).networks for buffer in network.buffers()]
+        for constant in exported.constants.values():
+            if not any(buffer is constant or torch.equal(buffer, constant) for buffer in buffers):
+                raise RuntimeError("the loss depends on tensors beside its networks, batch and settings")
         _set_up_compiler(on_cpu=inputs[0].is_cpu)
         torch._inductor.aoti_compile_and_package(exported, package_path=str(package))
 

@@ -36,9 +36,10 @@ class ModuleNetwork:
         self.shapes: dict[str, Shape] = {
             outer: tuple(module.get_parameter(inner).shape) for outer, inner in self._inner_names.items()
         }
-        self._buffers = {inner: buffer.detach().clone() for inner, buffer in module.named_buffers()}
         self._check(module)
-        self._module = module.requires_grad_(False).to_empty(device="meta")
+        self._module = module.requires_grad_(False)
+        for param in self._module.parameters():
+            param.data = torch.empty(0)  # every call gets the values that it uses
 
     def _build(self, generator: torch.Generator) -> nn.Module:
         """Build the module with initial values that are drawn from `generator` and from no global one."""
@@ -60,6 +61,7 @@ class ModuleNetwork:
         who = f"the {self._name} network ({type(module).__name__})"
         if not self.shapes or any(param.dtype != torch.float32 for param in module.parameters()):
             raise ConfigError(f"{who} must have parameters, all of type float32")
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             before = torch.default_generator.get_state()
             try:
@@ -71,7 +73,7 @@ class ModuleNetwork:
         if not isinstance(outputs, Tensor) or outputs.shape != (_PROBE_ROWS, self._num_outputs):
             got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise ConfigError(f"{who} must give outputs [batch, {self._num_outputs}], it gives {got} for 2 rows")
-        changed = [name for name, buffer in module.named_buffers() if not torch.equal(buffer, self._buffers[name])]
+        changed = [name for name, buffer in module.named_buffers() if not torch.equal(buffer, buffers[name])]
         if changed:
             raise ConfigError(
                 f"{who} changes its buffer {changed[0]} while training, as BatchNorm does, which is not supported; "
@@ -94,7 +96,7 @@ class ModuleNetwork:
         return self._call({inner: params[outer] for outer, inner in self._inner_names.items()}, inputs)
 
     def _call(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        buffers = {name: buffer.to(inputs.device) for name, buffer in self._buffers.items()}
+        buffers = {name: buffer.to(inputs.device) for name, buffer in self._module.named_buffers()}
         rows = inputs.reshape(-1, *self._input_shape)
         outputs: Tensor = functional_call(self._module, {**params, **buffers}, (rows,))
         return outputs
