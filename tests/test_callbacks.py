@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,48 @@ def test_the_five_events_reach_an_object_without_a_base_class_in_order(make_conf
     assert recorder.results[-1] == result
     state = recorder.trainer
     assert (state.algorithm, state.run_dir, state.global_step) == ("ppo", result.run_dir, 128)
+
+
+PASSED_EVERYWHERE = """
+from rl_training import PPO
+from rl_training.experiment import DefaultExperimentManager
+from rl_training.experiment.config import TrainConfig
+from rl_training.runtime.callbacks import CallbackList
+from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.workflows import resume_training
+
+
+class Watch:
+    def on_train_start(self, run: object) -> None: ...
+    def on_collect_end(self, run: object, collected: object) -> None: ...
+    def on_update_end(self, run: object, updated: object) -> None: ...
+    def on_eval_end(self, run: object, metrics: object) -> None: ...
+    def LAST_EVENT(self, run: object, result: object) -> None: ...
+
+
+config = TrainConfig(algo="ppo", env_id="CartPole-v1")
+CallbackList([Watch()])
+PPO(config).learn([Watch()])
+DefaultExperimentManager().setup(config, [Watch()])
+DefaultExperimentManager().resume("run", callbacks=[Watch()])
+resume_training("run", callbacks=[Watch()])
+train_ppo(config, callbacks=[Watch()])
+"""
+
+
+def test_type_checking_accepts_an_object_without_a_base_class_and_refuses_one_that_lacks_an_event(
+    tmp_path: Path,
+) -> None:
+    whole, lacking = tmp_path / "whole.py", tmp_path / "lacking.py"
+    whole.write_text(PASSED_EVERYWHERE.replace("LAST_EVENT", "on_train_end"))
+    lacking.write_text(PASSED_EVERYWHERE.replace("LAST_EVENT", "on_training_end"))
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(whole), str(lacking)]
+    root = Path(__file__).parents[1]
+    errors = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout
+    refused = [line for line in errors.splitlines() if 'incompatible type "Watch"; expected "Listener"' in line]
+    assert len(refused) == PASSED_EVERYWHERE.count("[Watch()]")
+    assert all("lacking.py" in line for line in refused)
+    assert [line for line in errors.splitlines() if "error:" in line] == refused
 
 
 def test_callbacks_are_told_in_the_order_given() -> None:

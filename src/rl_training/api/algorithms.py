@@ -20,7 +20,7 @@ from rl_training.experiment.sources import Layer, find_preset, read_yaml, resolv
 from rl_training.experiment.validation import nearest_name
 from rl_training.policies.base import Array
 from rl_training.runtime.agents import Agent, build_agent
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import Callback, Listener
 from rl_training.runtime.manager import DefaultExperimentManager
 from rl_training.runtime.registry import AlgorithmSpec, get_algorithm_spec
 from rl_training.runtime.trainer import TrainerState, TrainResult
@@ -73,7 +73,7 @@ class Algorithm:
         layers = [read_yaml(preset, "preset")] if preset else []
         return cls(resolve_config([*layers, Layer("argument", given)]).config)
 
-    def learn(self, callbacks: Iterable[Callback] | None = None, *, total_timesteps: int | None = None) -> TrainResult:
+    def learn(self, callbacks: Iterable[Listener] | None = None, *, total_timesteps: int | None = None) -> TrainResult:
         """Train to the budget. A model that has learnt or was loaded goes on, which needs a larger budget."""
         heard: list[TrainResult] = []
         listeners = [*(callbacks or ()), _HearResult(heard)]

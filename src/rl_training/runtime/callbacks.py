@@ -16,8 +16,27 @@ from rl_training.runtime.types import MetricDict
 EVENTS = ("on_train_start", "on_collect_end", "on_update_end", "on_eval_end", "on_train_end")
 
 
+class Listener(Protocol):
+    """Any object with the methods of the five events; `Callback` says when each event happens."""
+
+    def on_train_start(self, trainer: TrainerState, /) -> None:
+        """Receive the start of the run."""
+
+    def on_collect_end(self, trainer: TrainerState, result: CollectResult, /) -> None:
+        """Receive the size of a collection and its finished episodes."""
+
+    def on_update_end(self, trainer: TrainerState, result: UpdateResult, /) -> None:
+        """Receive the metrics of an update."""
+
+    def on_eval_end(self, trainer: TrainerState, metrics: MetricDict, /) -> None:
+        """Receive the metrics of an evaluation."""
+
+    def on_train_end(self, trainer: TrainerState, result: TrainResult, /) -> None:
+        """Receive the result of the run."""
+
+
 class Callback:
-    """Override what you need. Inheriting is a convenience: any object with the five methods works."""
+    """A listener with empty methods: inherit from it and override what you need."""
 
     def on_train_start(self, trainer: TrainerState) -> None:
         """The run directory exists, nothing has been collected."""
@@ -49,7 +68,7 @@ class Stateful(Protocol):
 class CallbackList(Callback):
     """Fans every event out, in order."""
 
-    def __init__(self, callbacks: Iterable[Callback] | None = None) -> None:
+    def __init__(self, callbacks: Iterable[Listener] | None = None) -> None:
         self.callbacks = list(callbacks or ())
         for callback in self.callbacks:
             missing = [event for event in EVENTS if not callable(getattr(callback, event, None))]

@@ -6,7 +6,7 @@ from pathlib import Path
 from rl_training.errors import TrainingStateError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.sources import Layer
-from rl_training.runtime.callbacks import Callback, CallbackList
+from rl_training.runtime.callbacks import CallbackList, Listener
 from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.trainer import Trainer, TrainResult
 from rl_training.runtime.workflows import budget_layer, prepare_resume
@@ -32,7 +32,7 @@ class PreparedTrainer:
 class DefaultExperimentManager:
     """Sets up new runs and resumes old ones, for every registered algorithm."""
 
-    def setup(self, config: TrainConfig, callbacks: Iterable[Callback] | None = None) -> Trainer:
+    def setup(self, config: TrainConfig, callbacks: Iterable[Listener] | None = None) -> Trainer:
         """A trainer for a new run; a config that cannot train is refused here."""
         spec = get_algorithm_spec(config.algo)
         spec.resolve_params_fn(config)
@@ -43,7 +43,7 @@ class DefaultExperimentManager:
         self,
         checkpoint: Path | str,
         total_timesteps: int | None = None,
-        callbacks: Iterable[Callback] | None = None,
+        callbacks: Iterable[Listener] | None = None,
         *,
         changes: Layer | None = None,
         force: bool = False,

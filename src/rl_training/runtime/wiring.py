@@ -18,7 +18,7 @@ from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import check_output_dir
 from rl_training.experiment.trackers.opening import check_trackers
 from rl_training.experiment.validation import StrictModel
-from rl_training.runtime.callbacks import Callback, CallbackList
+from rl_training.runtime.callbacks import CallbackList, Listener
 from rl_training.runtime.lifecycle import RunOptions, run_training
 from rl_training.runtime.plan import TrainingPlan
 from rl_training.runtime.run_utils import tuned_for_training
@@ -69,7 +69,7 @@ class TrainFn(Protocol):
         *,
         run_suffix: str | None = None,
         checkpoint_state: CheckpointState | None = None,
-        callbacks: Iterable[Callback] | None = None,
+        callbacks: Iterable[Listener] | None = None,
         lock: RunLock | None = None,
     ) -> TrainResult:
         """Train to the config's budget."""
@@ -98,7 +98,7 @@ def build_train_fn(
         *,
         run_suffix: str | None = None,
         checkpoint_state: CheckpointState | None = None,
-        callbacks: Iterable[Callback] | None = None,
+        callbacks: Iterable[Listener] | None = None,
         lock: RunLock | None = None,
     ) -> TrainResult:
         params = resolve_params(config)

@@ -31,7 +31,7 @@ from rl_training.experiment.runs import (
 )
 from rl_training.experiment.sources import Layer, read_yaml, resolve_config
 from rl_training.runtime.agents import Agent, build_agent
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import Callback, Listener
 from rl_training.runtime.evaluator import check_num_episodes
 from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.run_utils import limited_threads
@@ -48,7 +48,7 @@ class Fork:
     config: TrainConfig
     state: CheckpointState
 
-    def train(self, run_suffix: str | None = None, callbacks: Iterable[Callback] | None = None) -> TrainResult:
+    def train(self, run_suffix: str | None = None, callbacks: Iterable[Listener] | None = None) -> TrainResult:
         """Go on to the end."""
         return get_algorithm_spec(self.config.algo).train_fn(
             self.config, run_suffix=run_suffix, checkpoint_state=self.state, callbacks=callbacks
@@ -70,7 +70,7 @@ class Continuation:
             warnings.simplefilter("ignore")  # `train` gives them
             self._read(open_without_experience)
 
-    def train(self, run_suffix: str | None = None, callbacks: Iterable[Callback] | None = None) -> TrainResult:
+    def train(self, run_suffix: str | None = None, callbacks: Iterable[Listener] | None = None) -> TrainResult:
         """Go on to the end; the directory, and with it the suffix, stays."""
         del run_suffix
         lock = RunLock(self.run_dir).acquire()
@@ -213,7 +213,7 @@ def resume_training(
     path: Path | str,
     total_timesteps: int | None = None,
     run_suffix: str | None = None,
-    callbacks: Iterable[Callback] | None = None,
+    callbacks: Iterable[Listener] | None = None,
 ) -> TrainResult:
     """Go on from a checkpoint, to the old budget or a larger one."""
     return _find_resume(Path(path), [budget_layer(total_timesteps)], force=False).train(run_suffix, callbacks)
