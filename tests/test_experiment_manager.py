@@ -131,9 +131,20 @@ def test_a_run_in_use_is_refused_before_it_is_read(make_config: MakeConfig) -> N
     lock.release()
 
 
-def test_resume_needs_a_larger_budget(make_config: MakeConfig) -> None:
+def test_a_complete_run_gives_its_result_again_and_refuses_a_smaller_budget(make_config: MakeConfig) -> None:
     manager = DefaultExperimentManager()
     first = manager.setup(make_config()).train()
-    for budget in (None, 128, 100):
-        with pytest.raises(ConfigError, match="already trained for 128 steps"):
-            manager.resume(first.run_dir, budget)
+    for budget in (None, 128):
+        assert manager.resume(first.run_dir, budget).train() == first
+    with pytest.raises(ConfigError, match="total_timesteps=100: already trained for 128 steps"):
+        manager.resume(first.run_dir, 100)
+    with pytest.raises(ConfigError, match="already trained for 128 steps"):
+        manager.resume(first.checkpoint_path)
+
+
+def test_a_late_trainer_whose_budget_another_has_used_up_returns_that_result(make_config: MakeConfig) -> None:
+    manager = DefaultExperimentManager()
+    first = manager.setup(make_config()).train()
+    slow = manager.resume(first.run_dir, total_timesteps=192)
+    fast = manager.resume(first.run_dir, total_timesteps=192).train()
+    assert slow.train() == fast

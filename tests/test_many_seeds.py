@@ -20,12 +20,13 @@ import pytest
 import yaml
 from chaos import result_of
 from conftest import TINY_PPO, MakeConfig
+from rl_training.cli.console import show_group
 
 from rl_training.cli import main
 from rl_training.errors import ConfigError, RunDirectoryError, TrainingStateError
 from rl_training.experiment.groups import parse_seeds, read_group, seeds_told
 from rl_training.experiment.runs import context_of, find_runs, read_metadata, update_metadata
-from rl_training.groups.many_seeds import resolve_jobs, train_seeds
+from rl_training.groups.many_seeds import resolve_jobs, resume_seeds, train_seeds
 from rl_training.groups.seed_process import Lifeline
 from rl_training.runtime.callbacks import StopRules
 from rl_training.runtime.trainer import TrainerState
@@ -237,7 +238,9 @@ def test_seeds_that_fail_or_are_killed_do_not_stop_the_others_and_can_be_resumed
     assert results(group_dir) == singles
     assert {path: path.stat().st_mtime_ns for path in done.rglob("*")} == before
     assert read_group(group_dir).status == "completed"
-    assert main(["resume", str(group_dir)]) == 0  # nothing is left to do
+    capsys.readouterr()
+    assert main(["resume", str(group_dir)]) == 0
+    assert "is complete after 384 steps of 3 seeds" in capsys.readouterr().out
 
 
 class Watched(io.StringIO):
@@ -365,7 +368,7 @@ def test_rules_that_end_runs_early_reach_every_seed_and_stay_with_the_group(
     assert result.record.status == "completed"
     assert result.returns.keys() == {4, 5}
     assert main(["resume", str(result.group_dir)]) == 0
-    assert "Seeds completed" in capsys.readouterr().out
+    assert "there is nothing left to do" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
@@ -384,8 +387,34 @@ def test_a_group_goes_on_as_it_began(options: list[str], finished: Path, capsys:
 
 
 def test_a_group_without_evaluations_has_no_returns(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["resume", str(finished)]) == 0
-    assert "returns:" not in capsys.readouterr().out
+    show_group(finished, read_group(finished))
+    printed = capsys.readouterr().out
+    assert "Seeds completed" in printed
+    assert "returns:" not in printed
+
+
+def test_resuming_a_complete_group_says_so_in_one_line_and_changes_nothing(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    for source in ([str(finished)], ["--checkpoint", str(finished)]):
+        assert main(["resume", *source]) == 0
+        shown = capsys.readouterr()
+        (line,) = shown.out.splitlines()
+        assert f"{finished} is complete after 128 steps of 1 seeds: there is nothing left to do" in line
+        assert "--total-timesteps" in line
+        assert shown.err == ""
+    assert resume_seeds(finished).record == read_group(finished)
+    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+
+
+def test_a_group_killed_after_its_last_seed_is_resumed_to_its_end(own_group: Path) -> None:
+    content = json.loads((own_group / "group.json").read_text())
+    (own_group / "group.json").write_text(json.dumps({**content, "status": "running", "ended_at": None}))
+    assert main(["resume", str(own_group)]) == 0
+    record = read_group(own_group)
+    assert record.status == "completed"
+    assert record.ended_at is not None
 
 
 def test_a_config_that_was_edited_into_another_is_refused(

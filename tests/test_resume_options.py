@@ -19,7 +19,7 @@ from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoin
 from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
 from rl_training.experiment.files import write_text
 from rl_training.experiment.runs import context_of, read_digests, read_metadata, read_metrics, update_metadata
-from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.callbacks import Callback, StopAtReturn
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.trainer import TrainResult
@@ -352,9 +352,52 @@ def test_an_update_that_takes_too_long_is_given_up_and_can_be_repeated(
     assert find_checkpoint(run_dir).name == "step_0.pt"  # nothing half learnt is kept
 
 
-def test_a_finished_run_needs_a_larger_budget(finished: TrainResult) -> None:
+def files_of(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("options", [[], ["--total-timesteps", "128"], ["--set", "total_timesteps=128"]])
+def test_resuming_a_complete_run_says_so_in_one_line_and_changes_nothing(
+    finished: TrainResult, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    before = files_of(finished.run_dir)
+    for source in ([str(finished.run_dir)], ["--checkpoint", str(finished.run_dir)]):
+        assert main(["resume", *source, *options]) == 0
+        shown = capsys.readouterr()
+        (line,) = shown.out.splitlines()
+        assert f"{finished.run_dir} is complete after 128 steps: there is nothing left to do" in line
+        assert "--total-timesteps" in line
+        assert shown.err == ""
+    assert files_of(finished.run_dir) == before
+
+
+def test_resuming_a_complete_run_from_python_returns_its_result(finished: TrainResult) -> None:
+    before = files_of(finished.run_dir)
+    assert finished.status == "completed"
+    assert resume_training(finished.run_dir) == finished
+    assert resume_training(finished.run_dir, total_timesteps=128) == finished
+    with pytest.raises(ConfigError, match="total_timesteps=100: already trained for 128 steps"):
+        resume_training(finished.run_dir, total_timesteps=100)
     with pytest.raises(ConfigError, match="already trained for 128 steps"):
-        resume_training(finished.run_dir)
+        resume_training(finished.checkpoint_path)
+    assert files_of(finished.run_dir) == before
+
+
+def test_a_run_whose_last_rollout_passed_the_budget_is_complete(make_config: MakeConfig) -> None:
+    result = train_ppo(make_config(total_timesteps=100))
+    assert result.metrics["global_step"] == 128
+    for budget in (None, 100, 128):
+        assert resume_training(result.run_dir, budget) == result
+
+
+def test_a_run_stopped_before_its_budget_is_not_complete(make_config: MakeConfig) -> None:
+    config = make_config(env_id="rl_training/ConstantRewardProbe-v0")  # every return is 1
+    stopped = train_ppo(config, callbacks=[StopAtReturn(1.0)])
+    assert (stopped.status, stopped.metrics["global_step"]) == ("stopped", 64)
+    with pytest.raises(ConfigError, match="total_timesteps=64: already trained for 64 steps"):
+        resume_training(stopped.run_dir, total_timesteps=64)
+    resumed = resume_training(stopped.run_dir)
+    assert (resumed.status, resumed.metrics["global_step"]) == ("completed", 128)
 
 
 def test_a_run_killed_after_its_last_checkpoint_still_comes_to_its_end(make_config: MakeConfig) -> None:
@@ -367,5 +410,4 @@ def test_a_run_killed_after_its_last_checkpoint_still_comes_to_its_end(make_conf
     assert (ended.status, ended.metrics) == ("completed", result.metrics)
     assert read_metadata(context)["metrics"] == result.metrics
     assert [row["step"] for row in read_metrics(context) if "eval/mean_reward" in row] == [128]
-    with pytest.raises(ConfigError, match="already trained for 128 steps"):
-        resume_training(result.run_dir)
+    assert resume_training(result.run_dir) == ended

@@ -1,7 +1,7 @@
 """`resume`: continue a run or a group, fork a checkpoint, or verify that this machine repeats a run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,9 +13,16 @@ from rl_training.cli.options import (
     StopAtReturnOption,
     TrustOption,
 )
-from rl_training.cli.running import FAILED, run_trainer, show_interruption
+from rl_training.cli.running import FAILED, run_to_end, show_interruption
 from rl_training.errors import ConfigError, TrainingInterrupted
+from rl_training.output import show_line, shown_path
 from rl_training.trust import guarded_imports
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rl_training.experiment.sources import Layer
+    from rl_training.runtime.callbacks import StopRules
 
 
 def resume(
@@ -34,11 +41,10 @@ def resume(
     trust: TrustOption = False,
 ) -> int:
     """Continue a run or a group of seeds in place, or fork a checkpoint file into a new run."""
-    from rl_training.cli.progress import ProgressDisplay
     from rl_training.cli.seeds import is_group, refuse_jobs, resume_many
     from rl_training.experiment.sources import read_assignments
     from rl_training.runtime.callbacks import StopRules
-    from rl_training.runtime.manager import DefaultExperimentManager
+    from rl_training.runtime.workflows import budget_layer
 
     source = run or checkpoint
     if source is None or (run and checkpoint):
@@ -54,9 +60,21 @@ def resume(
         refuse_jobs(jobs, "the directory of a group")
         if verify:
             return _verify(source)
-        callbacks = [ProgressDisplay(), *stop.callbacks()]
-        manager = DefaultExperimentManager()
-        return run_trainer(manager.resume(source, total_timesteps, callbacks, changes=changes, force=force))
+        return _resume(source, [changes, budget_layer(total_timesteps)], stop, force=force)
+
+
+def _resume(source: Path, changes: "Sequence[Layer]", stop: "StopRules", *, force: bool) -> int:
+    from rl_training.cli.progress import ProgressDisplay
+    from rl_training.runtime.workflows import Finished, prepare_resume
+
+    callbacks = [ProgressDisplay(), *stop.callbacks()]
+    prepared = prepare_resume(source, changes, force=force)
+    if isinstance(prepared, Finished):
+        run_dir, steps = shown_path(prepared.result.run_dir), prepared.result.metrics["global_step"]
+        nothing_left = f"{run_dir} is complete after {steps:,} steps: there is nothing left to do"
+        show_line(f"{nothing_left}; --total-timesteps gives it a larger budget")
+        return 0
+    return run_to_end(lambda: prepared.train(callbacks=callbacks))
 
 
 def _verify(run_dir: Path) -> int:

@@ -6,18 +6,20 @@ from rl_training.errors import TrainingInterrupted
 from rl_training.output import show_line
 
 if TYPE_CHECKING:
-    from rl_training.runtime.trainer import Trainer
+    from collections.abc import Callable
+
+    from rl_training.runtime.trainer import TrainResult
 
 FAILED = 1
 USER_ERROR = 2
 
 
-def run_trainer(trainer: "Trainer") -> int:
-    """Train, and return the exit code."""
+def run_to_end(train: "Callable[[], TrainResult]") -> int:
+    """Train, show the result, and return the exit code."""
     from rl_training.cli.console import show_result
 
     try:
-        show_result(trainer.train())
+        show_result(train())
     except TrainingInterrupted as error:
         return show_interruption(error)
     return 0

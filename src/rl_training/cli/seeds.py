@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rl_training.errors import ConfigError, TrainingInterrupted
-from rl_training.output import show_line
+from rl_training.output import show_line, shown_path
 from rl_training.trust import admit_env_module
 
 if TYPE_CHECKING:
@@ -76,10 +76,18 @@ def show_many_plan(config: "TrainConfig", many: ManySeeds) -> None:
 
 def resume_many(group_dir: Path, jobs: str | None) -> int:
     """Go on with the seeds of a group that are not done."""
-    from rl_training.groups.many_seeds import reopen_group
+    from rl_training.groups.many_seeds import is_complete, reopen_group
 
     group = reopen_group(group_dir, None if jobs is None else parse_jobs(jobs))
     admit_env_module(group.config.env_id)
+    if is_complete(group):
+        steps = sum(record.global_step for record in group.record.seeds)
+        nothing_left = (
+            f"is complete after {steps:,} steps of {len(group.record.seeds)} seeds: there is nothing left to do"
+        )
+        larger = "--total-timesteps gives a larger budget to the run directory of one seed"
+        show_line(f"{shown_path(group.group_dir)} {nothing_left}; {larger}")
+        return 0
     return _run(group)
 
 

@@ -14,7 +14,7 @@ from rl_training.cli.options import (
     StopAtReturnOption,
     TrustOption,
 )
-from rl_training.cli.running import run_trainer
+from rl_training.cli.running import run_to_end
 from rl_training.errors import ConfigError
 from rl_training.trust import guarded_imports
 
@@ -87,4 +87,4 @@ def _train(config: "TrainConfig", stop: "StopRules") -> int:
     from rl_training.cli.progress import ProgressDisplay
     from rl_training.runtime.manager import DefaultExperimentManager
 
-    return run_trainer(DefaultExperimentManager().setup(config, [ProgressDisplay(), *stop.callbacks()]))
+    return run_to_end(DefaultExperimentManager().setup(config, [ProgressDisplay(), *stop.callbacks()]).train)

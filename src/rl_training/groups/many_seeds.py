@@ -97,7 +97,8 @@ def train_seeds(
 
 def resume_seeds(group_dir: Path, jobs: Jobs | None = None, *, observer: GroupObserver | None = None) -> GroupResult:
     """Go on with every seed of a group that is not done: in place, to the last bit."""
-    return run_group(reopen_group(group_dir, jobs), observer)
+    group = reopen_group(group_dir, jobs)
+    return GroupResult(group.group_dir, group.record) if is_complete(group) else run_group(group, observer)
 
 
 def prepare_group(config: TrainConfig, seeds: Iterable[int], jobs: Jobs, stop: StopRules) -> PreparedGroup:
@@ -134,6 +135,12 @@ def reopen_group(group_dir: Path, jobs: Jobs | None) -> PreparedGroup:
     except (ConfigError, TypeError) as error:
         raise RunDirectoryError(f"{group_dir / GROUP_FILE} is damaged: stop: {error}") from None
     return PreparedGroup(group_dir, record.model_copy(update={"jobs": count}), config)
+
+
+def is_complete(group: PreparedGroup) -> bool:
+    """Return whether the group has ended and none of its runs has anything left to do."""
+    left = [as_left(group.group_dir, record) for record in group.record.seeds]
+    return group.record.status == "completed" and all(record.done for record in left)
 
 
 def run_group(group: PreparedGroup, observer: GroupObserver | None = None) -> GroupResult:

@@ -1,5 +1,6 @@
 """Evaluating, resuming, verifying and replaying what is on disk, for every registered algorithm."""
 
+import math
 import os
 import tempfile
 import warnings
@@ -56,6 +57,18 @@ class Fork:
 
 
 @dataclass(frozen=True)
+class Finished:
+    """A run that has used up its budget and owes nothing."""
+
+    result: TrainResult
+
+    def train(self, run_suffix: str | None = None, callbacks: Iterable[Listener] | None = None) -> TrainResult:
+        """Return the run's result; no callback receives an event, because nothing happens."""
+        del run_suffix, callbacks
+        return self.result
+
+
+@dataclass(frozen=True)
 class Continuation:
     """A run that goes on in its own directory. What it goes on from is read by `train`, which holds the run's lock."""
 
@@ -63,19 +76,23 @@ class Continuation:
     changes: Sequence[Layer]
     force: bool
 
-    def check(self) -> None:
-        """Refuse what `train` would refuse: a run in use, damaged, or with a config that does not fit."""
+    def check(self) -> "Continuation | Finished":
+        """Return what is to be done; refuse a run in use, a damaged one, and a config that does not fit."""
         RunLock(self.run_dir).check_free()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `train` gives them
-            self._read(open_without_experience)
+            found = self._read(open_without_experience)
+        return found if isinstance(found, Finished) else self
 
     def train(self, run_suffix: str | None = None, callbacks: Iterable[Listener] | None = None) -> TrainResult:
-        """Go on to the end; the directory, and with it the suffix, stays."""
+        """Go on to the end, if anything is left to do; the directory, and with it the suffix, stays."""
         del run_suffix
         lock = RunLock(self.run_dir).acquire()
         try:
-            config, state = self._read(open_checkpoint)
+            found = self._read(open_checkpoint)
+            if isinstance(found, Finished):
+                return found.result
+            config, state = found
             context = context_of(self.run_dir)
             mend_metadata(context, _known_of(context, config, state))
             _warn_of_edits(context, state)
@@ -84,12 +101,20 @@ class Continuation:
         finally:
             lock.release()
 
-    def _read(self, read: Callable[[Path], OpenedCheckpoint]) -> tuple[TrainConfig, CheckpointState]:
+    def _read(self, read: Callable[[Path], OpenedCheckpoint]) -> tuple[TrainConfig, CheckpointState] | Finished:
         context = context_of(self.run_dir)
         context.check_files()
-        state = _with_what_is_owed(read(self.run_dir).state, context)
+        opened = read(self.run_dir)
+        state = _with_what_is_owed(opened.state, context)
         place = Layer("place", {"output_dir": str(_output_dir(state, self.run_dir))})
-        return continued_config(state, [place, *self.changes], force=self.force), state
+        config = _changed_config(state, [place, *self.changes], force=self.force)
+        done = _steps_when_used_up(state, config)
+        if done is None:
+            return config, state
+        same_budget = config.total_timesteps in (done, checkpoint_config(state).total_timesteps)
+        if not same_budget or _status(context) != "completed":
+            raise _used_up(config, done)
+        return Finished(TrainResult(self.run_dir, opened.path, _final_metrics(context, done)))
 
 
 def _output_dir(state: CheckpointState, run_dir: Path) -> Path:
@@ -140,20 +165,42 @@ def continued_config(state: CheckpointState, changes: Sequence[Layer], *, force:
 
     What would make it another run is refused, unless it is forced.
     """
+    config = _changed_config(state, changes, force=force)
+    done = _steps_when_used_up(state, config)
+    if done is not None:
+        raise _used_up(config, done)
+    return config
+
+
+def _changed_config(state: CheckpointState, changes: Sequence[Layer], *, force: bool) -> TrainConfig:
     config = resolve_config([Layer("checkpoint", state.config), *changes]).config
     get_algorithm_spec(config.algo).resolve_params_fn(config)
     binding = binding_changes(plain_config(checkpoint_config(state)), plain_config(config))
     if binding and not force:
         raise ConfigError(f"{'; '.join(binding)}: that would be another run; force it if this is what you want")
+    return config
+
+
+def _steps_when_used_up(state: CheckpointState, config: TrainConfig) -> int | None:
+    """Return how many env steps are done if they use up the config's budget and nothing is due, else none."""
     try:
         done, due = int(state.trainer_state["iterated_at"]), state.trainer_state["due"]
     except (KeyError, TypeError, ValueError):
         raise CheckpointError("the checkpoint does not say how far it was trained") from None
-    if done >= config.total_timesteps and not due:
-        raise ConfigError(
-            f"total_timesteps={config.total_timesteps}: already trained for {done} steps; give a larger budget to go on"
-        )
-    return config
+    return done if done >= config.total_timesteps and not due else None
+
+
+def _used_up(config: TrainConfig, done: int) -> ConfigError:
+    return ConfigError(
+        f"total_timesteps={config.total_timesteps}: already trained for {done} steps; give a larger budget to go on"
+    )
+
+
+def _final_metrics(context: RunContext, done: int) -> MetricDict:
+    """The metrics that a completed run ended with; NaN stands for numbers that JSON cannot express."""
+    stored = read_metadata(context).get("metrics")
+    known = stored if isinstance(stored, dict) else {}
+    return {**{name: math.nan if value is None else value for name, value in known.items()}, "global_step": done}
 
 
 def budget_layer(total_timesteps: int | None) -> Layer:
@@ -161,12 +208,12 @@ def budget_layer(total_timesteps: int | None) -> Layer:
     return Layer("budget", {} if total_timesteps is None else {"total_timesteps": total_timesteps})
 
 
-def prepare_resume(path: Path | str, changes: Sequence[Layer], *, force: bool = False) -> Continuation | Fork:
+def prepare_resume(
+    path: Path | str, changes: Sequence[Layer], *, force: bool = False
+) -> Continuation | Finished | Fork:
     """Prepare to continue a run directory in place, or to fork a checkpoint file; refuse what cannot go on."""
     prepared = _find_resume(Path(path), changes, force=force)
-    if isinstance(prepared, Continuation):
-        prepared.check()
-    return prepared
+    return prepared.check() if isinstance(prepared, Continuation) else prepared
 
 
 def _find_resume(given: Path, changes: Sequence[Layer], *, force: bool) -> Continuation | Fork:
@@ -215,7 +262,7 @@ def resume_training(
     run_suffix: str | None = None,
     callbacks: Iterable[Listener] | None = None,
 ) -> TrainResult:
-    """Go on from a checkpoint, to the old budget or a larger one."""
+    """Go on from a checkpoint, to the old budget or a larger one; a run that is complete returns its result."""
     return _find_resume(Path(path), [budget_layer(total_timesteps)], force=False).train(run_suffix, callbacks)
 
 
