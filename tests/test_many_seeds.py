@@ -20,9 +20,9 @@ import pytest
 import yaml
 from chaos import result_of
 from conftest import TINY_PPO, MakeConfig
-from rl_training.cli.console import show_group
 
 from rl_training.cli import main
+from rl_training.cli.console import show_group
 from rl_training.errors import ConfigError, RunDirectoryError, TrainingStateError
 from rl_training.experiment.groups import parse_seeds, read_group, seeds_told
 from rl_training.experiment.runs import context_of, find_runs, read_metadata, update_metadata

@@ -22,8 +22,8 @@ from rl_training.experiment.runs import context_of, read_digests, read_metadata,
 from rl_training.runtime.callbacks import Callback, StopAtReturn
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.registry import get_algorithm_spec
-from rl_training.runtime.trainer import TrainResult
-from rl_training.runtime.workflows import resume_training, verify_resume
+from rl_training.runtime.trainer import TrainerState, TrainResult
+from rl_training.runtime.workflows import Verification, resume_training, verify_resume
 
 FREE = {
     "total_timesteps": 192,
@@ -287,6 +287,13 @@ def test_verifying_repeats_the_stored_digests_and_changes_nothing(
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("content", ["{", '{"resumed": null}', '{"resumed": [1, {}]}'])
+def test_verifying_needs_no_metadata(make_config: MakeConfig, content: str) -> None:
+    run_dir = train_ppo(make_config(total_timesteps=192)).run_dir
+    context_of(run_dir).metadata_path.write_text(content)
+    assert verify_resume(run_dir) == Verification(128, equal=(192,), different=())
+
+
 def test_verifying_finds_a_run_that_went_otherwise(make_config: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = train_ppo(make_config(total_timesteps=256)).run_dir
     context = context_of(run_dir)
@@ -295,6 +302,47 @@ def test_verifying_finds_a_run_that_went_otherwise(make_config: MakeConfig, caps
     assert verify_resume(run_dir).different == (256,)
     assert main(["resume", str(run_dir), "--verify"]) == 1
     assert "first difference at step 256" in capsys.readouterr().out
+
+
+LINEAR = {"learning_rate": {"schedule": "linear", "start": 1e-2}}
+BUDGETED = pytest.mark.parametrize(("algo", "params"), [("ppo", {}), ("ppo", LINEAR), ("dqn", {}), ("sac", LINEAR)])
+
+
+@BUDGETED
+def test_verifying_repeats_what_a_run_did_after_its_budget_was_raised(
+    make_config: MakeConfig, capsys: pytest.CaptureFixture[str], algo: str, params: dict[str, Any]
+) -> None:
+    config = make_config(algo=algo, algo_kwargs=params, checkpoint_interval=0)
+    run_dir = get_algorithm_spec(algo).train_fn(config).run_dir
+    assert resume(run_dir, total_timesteps=256) == 0
+    capsys.readouterr()
+    assert main(["resume", str(run_dir), "--verify"]) == 0
+    assert "resumed from step 128: 2 of 2 stored digests are equal" in capsys.readouterr().out
+    for path in context_of(run_dir).checkpoints_dir.glob("step_256.pt*"):
+        path.unlink()  # as if the run had been killed before it saved
+    assert verify_resume(run_dir) == Verification(128, equal=(192, 256), different=())
+
+
+@BUDGETED
+def test_verifying_repeats_what_a_run_did_before_its_budget_was_raised(
+    make_config: MakeConfig, algo: str, params: dict[str, Any]
+) -> None:
+    class StopAtOnce(Callback):
+        def on_train_start(self, trainer: TrainerState) -> None:
+            trainer.request_stop("the newest checkpoint is written again, with the larger budget")
+
+    config = make_config(algo=algo, algo_kwargs=params, checkpoint_interval=0)
+    result = get_algorithm_spec(algo).train_fn(config)
+    resume_training(result.run_dir, total_timesteps=256, callbacks=[StopAtOnce()])
+    assert load_checkpoint(result.checkpoint_path).config["total_timesteps"] == 256
+    assert verify_resume(result.run_dir) == Verification(0, equal=(64, 128), different=())
+
+
+def test_verifying_uses_the_values_that_a_resume_changed(make_config: MakeConfig) -> None:
+    run_dir = train_ppo(make_config(checkpoint_interval=0, log_interval=128)).run_dir
+    changes = ["--set", "log_interval=64", "--set", "algo_kwargs.gamma=0.5", "--force"]
+    assert main(["resume", str(run_dir), "--total-timesteps", "256", *changes]) == 0
+    assert verify_resume(run_dir) == Verification(128, equal=(192, 256), different=())
 
 
 def test_there_is_nothing_to_verify_where_nothing_was_logged_after_a_checkpoint(

@@ -15,6 +15,7 @@ from rl_training.experiment.checkpointing import (
     CheckpointState,
     OpenedCheckpoint,
     load_checkpoint,
+    load_without_experience,
     open_checkpoint,
     open_without_experience,
     step_checkpoints,
@@ -317,10 +318,33 @@ def verify_resume(run_dir: Path) -> Verification:
                 "trackers": [],
             },
         )
-        result = prepare_resume(path, [quiet]).train(callbacks=[_StopAtStep(following[-1])])
+        state = load_checkpoint(path)
+        in_force = Layer("run", _config_after(context, step_of(path), state))
+        config = continued_config(state, [in_force, quiet], force=True)
+        result = Fork(config, state).train(callbacks=[_StopAtStep(following[-1])])
         computed = read_digests(context_of(result.run_dir))
     equal = tuple(step for step in following if computed.get(step) == stored[step])
     return Verification(step_of(path), equal, tuple(step for step in following if step not in equal))
+
+
+def _config_after(context: RunContext, step: int, state: CheckpointState) -> dict[str, Any]:
+    """The config with which the run went on from its checkpoint at `step`.
+
+    A resume from there may have changed the budget or other values. The next checkpoint has them, and before that one
+    is written, only `config.yaml` has them.
+    """
+    if step not in _resume_steps(context):
+        return state.config
+    later = [path for path in step_checkpoints(context.checkpoints_dir) if step_of(path) > step]
+    return load_without_experience(later[-1]).config if later else read_yaml(context.config_path).values
+
+
+def _resume_steps(context: RunContext) -> list[int]:
+    """The env steps from which the run was resumed; none if its metadata is damaged."""
+    try:
+        return [note["step"] for note in read_metadata(context).get("resumed", [])]
+    except (RunDirectoryError, LookupError, TypeError):
+        return []
 
 
 @dataclass(frozen=True)
