@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rl_training.cli.group_progress import GroupDisplay, duration_told
+from rl_training.cli.group_progress import GroupDisplay, format_duration
 from rl_training.experiment.groups import GroupRecord, SeedRecord
 from rl_training.groups.observer import SeedProgress
 
@@ -86,4 +86,4 @@ def test_a_low_terminal_shows_the_seeds_that_train() -> None:
 
 
 def test_durations_are_told_in_hours_minutes_and_seconds() -> None:
-    assert [duration_told(seconds) for seconds in (0.4, 59.6, 3_723.0)] == ["0:00", "1:00", "1:02:03"]
+    assert [format_duration(seconds) for seconds in (0.4, 59.6, 3_723.0)] == ["0:00", "1:00", "1:02:03"]

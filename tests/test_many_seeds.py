@@ -24,7 +24,7 @@ from conftest import TINY_PPO, MakeConfig
 from rl_training.cli import main
 from rl_training.cli.console import show_group
 from rl_training.errors import ConfigError, RunDirectoryError, TrainingStateError
-from rl_training.experiment.groups import parse_seeds, read_group, seeds_told
+from rl_training.experiment.groups import format_seeds, parse_seeds, read_group
 from rl_training.experiment.runs import context_of, find_runs, read_metadata, update_metadata
 from rl_training.groups.many_seeds import resolve_jobs, resume_seeds, train_seeds
 from rl_training.groups.seed_process import Lifeline
@@ -110,7 +110,7 @@ def statuses(group_dir: Path) -> dict[int, str]:
 )
 def test_seeds_are_numbers_and_ranges_in_the_order_given(text: str, seeds: tuple[int, ...]) -> None:
     assert parse_seeds(text) == seeds
-    assert parse_seeds(seeds_told(seeds)) == seeds
+    assert parse_seeds(format_seeds(seeds)) == seeds
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_training.cli.progress import ProgressDisplay, patient_console
-from rl_training.experiment.groups import GroupRecord, SeedStatus, seeds_told
+from rl_training.experiment.groups import GroupRecord, SeedStatus, format_seeds
 from rl_training.groups.observer import SeedProgress
 from rl_training.output import printable, shown_path
 
@@ -37,7 +37,7 @@ class GroupDisplay:
 
     def begin(self, group_dir: Path, record: GroupRecord) -> None:
         """Open the display."""
-        seeds = seeds_told([each.seed for each in record.seeds])
+        seeds = format_seeds([each.seed for each in record.seeds])
         what = f"Training {record.algo} on {record.env_id}, seeds {seeds}, {record.jobs} at a time"
         self.say(f"{what}, in {shown_path(group_dir)}")
         if self._console.is_terminal:
@@ -103,10 +103,10 @@ def _speed(seeds: Sequence[SeedProgress]) -> str:
         return ""
     rate = sum(each.rate for each in running)
     left = max(sum(each.left for each in seeds) / rate, *(each.left / each.rate for each in running))
-    return f"  {rate:,.0f} steps/s  {duration_told(left)} left"
+    return f"  {rate:,.0f} steps/s  {format_duration(left)} left"
 
 
-def duration_told(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """As `1:02:03` or `2:03`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -122,7 +122,7 @@ def _cells(progress: SeedProgress) -> list[str]:
         f"{progress.step:,}/{progress.total:,}",
         f"{progress.rate:,.0f}" if running else "",
         *("" if value is None else f"{value:.1f}" for value in returns),
-        duration_told(progress.left / progress.rate) if running else "",
+        format_duration(progress.left / progress.rate) if running else "",
         printable(progress.reason or ""),
     ]
 

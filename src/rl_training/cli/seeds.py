@@ -67,11 +67,11 @@ def train_many(config: "TrainConfig", many: ManySeeds, stop: "StopRules") -> int
 
 def show_many_plan(config: "TrainConfig", many: ManySeeds) -> None:
     """What `--dry-run` adds to the plan of one seed."""
-    from rl_training.experiment.groups import seeds_told
+    from rl_training.experiment.groups import format_seeds
     from rl_training.groups.many_seeds import resolve_jobs
 
     jobs = resolve_jobs(many.jobs, len(many.seeds), config.num_threads)
-    print(f"\nall this for each of the seeds {seeds_told(many.seeds)}: {len(many.seeds)} runs, {jobs} at a time")
+    print(f"\nall this for each of the seeds {format_seeds(many.seeds)}: {len(many.seeds)} runs, {jobs} at a time")
 
 
 def resume_many(group_dir: Path, jobs: str | None) -> int:

@@ -117,8 +117,8 @@ def checked_seeds(seeds: Iterable[int]) -> tuple[int, ...]:
     return found
 
 
-def seeds_told(seeds: Sequence[int]) -> str:
-    """The seeds as short as `parse_seeds` takes them: `1-3,7`."""
+def format_seeds(seeds: Sequence[int]) -> str:
+    """Write seeds in the short form that `parse_seeds` reads, such as `1-3,7`."""
     ranges: list[list[int]] = []
     for seed in seeds:
         if ranges and seed == ranges[-1][-1] + 1:
@@ -136,7 +136,7 @@ def seed_config(config: TrainConfig, seed: int, group_dir: Path) -> TrainConfig:
 def create_group(config: TrainConfig, seeds: Sequence[int], **about: Any) -> tuple[Path, GroupRecord]:
     """Make a group directory with all its seeds waiting; `about` are the fields of the record that no config has."""
     suffix = unique_suffix()
-    label = slug(seeds_told(seeds).replace(",", "_"))
+    label = slug(format_seeds(seeds).replace(",", "_"))
     name = f"{slug(config.algo)}__{slug(config.env_id)}__seeds{label}__{suffix}"
     configs = [seed_config(config, seed, config.output_dir / name) for seed in seeds]
     record = GroupRecord(

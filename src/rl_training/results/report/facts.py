@@ -11,7 +11,7 @@ import yaml
 
 from rl_training.experiment.config import config_differences
 from rl_training.experiment.dialect import ConfigDumper
-from rl_training.experiment.groups import GROUP_FILE, seeds_told
+from rl_training.experiment.groups import GROUP_FILE, format_seeds
 from rl_training.experiment.runs import CONFIG_FILE
 from rl_training.results.loading import Run, RunGroup
 
@@ -155,7 +155,7 @@ def rerun_commands(group: RunGroup) -> list[str]:
 
 def _train_again(runs: Sequence[Run]) -> str:
     seeds, run_dir = [run.seed for run in runs], runs[0].run_dir
-    chosen = ["--seed", str(seeds[0])] if len(seeds) == 1 else ["--seeds", seeds_told(seeds)]
+    chosen = ["--seed", str(seeds[0])] if len(seeds) == 1 else ["--seeds", format_seeds(seeds)]
     # The config of a run of a group says that runs go into that group.
     is_in_group = (run_dir.parent / GROUP_FILE).exists()
     place = ["--output-dir", str(run_dir.parent.parent)] if is_in_group else []
