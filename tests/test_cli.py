@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from conftest import TINY_PPO
+from typer.core import TyperGroup
 
 import rl_training
 from rl_training.cli import main
+from rl_training.cli.app import app
 from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint, step_checkpoints
 from rl_training.experiment.runs import context_of, read_metadata, read_metrics
 
@@ -88,14 +91,62 @@ def test_importing_the_package_does_not_import_torch() -> None:
     assert not {"torch", "gymnasium", "numpy", "pydantic"} & modules
 
 
-@pytest.mark.parametrize(
-    "argv", [["--help"], [], ["train", "--help"], ["eval", "--help"], ["resume", "--help"]], ids=str
-)
-def test_help_explains_and_exits_with_0(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+PROGRAM = typer.main.get_command(app)
+assert isinstance(PROGRAM, TyperGroup)
+COMMANDS = dict(PROGRAM.commands)
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], *([name, "--help"] for name in COMMANDS)], ids=str)
+def test_help_is_plain_text_that_fits_a_terminal_and_exits_with_0(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(argv) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("Usage: rl-training")
+    assert "\nExamples:\n  rl-training " in printed.out
+    assert printed.out.isascii()
+    assert "\x1b" not in printed.out
+    assert max(map(len, printed.out.splitlines())) < 80
     assert printed.err == ""
+
+
+def test_help_shows_every_command_under_a_heading_with_a_whole_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    headings = [line for line in printed.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["Train:", "Look at results:", "Check:", "Options:", "Examples:"]
+    for name, command in COMMANDS.items():
+        sentence = (command.help or "").splitlines()[0].partition(". ")[0].rstrip(".")
+        assert re.search(rf"^  {name} +{re.escape(sentence)}\.$", printed, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_explains_every_option_in_sentences(name: str) -> None:
+    for parameter in COMMANDS[name].params:
+        assert re.fullmatch(r"[A-Z].*[.]", getattr(parameter, "help", "")), parameter.name
+
+
+def test_help_groups_the_options_of_a_long_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    sections = re.split(r"^(\S.*):\n", capsys.readouterr().out, flags=re.MULTILINE)
+    options = {
+        heading: re.findall(r"--[a-z-]+", text) for heading, text in zip(sections[1::2], sections[2::2], strict=True)
+    }
+    assert options["What to train"][:3] == ["--config", "--algo", "--env"]
+    assert options["Many seeds"] == ["--seeds", "--jobs"]
+    assert options["Safety"] == ["--trust"]
+    assert options["Options"] == ["--help"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_examples_in_the_help_are_valid(name: str) -> None:
+    examples = [line.split() for line in (COMMANDS[name].help or "").splitlines() if "    rl-training" in line]
+    assert examples
+    for program, command, *arguments in examples:
+        assert (program, command) == ("rl-training", name)
+        COMMANDS[name].make_context(name, arguments)
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

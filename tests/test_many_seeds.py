@@ -144,12 +144,12 @@ def test_as_many_processes_run_as_there_are_cores_for_their_threads_but_no_more_
 
 
 USER_ERRORS: dict[str, tuple[list[str], list[str]]] = {
-    "seed and seeds": (["--seed", "3", "--seeds", "1-2"], ["--seeds 1-2 and seed=3: give one of them"]),
-    "seed assigned": (["--set", "seed=3", "--seeds", "1-2"], ["give one of them"]),
+    "seed and seeds": (["--seed", "3", "--seeds", "1-2"], ["--seeds 1-2 and seed=3: give only one of them"]),
+    "seed assigned": (["--set", "seed=3", "--seeds", "1-2"], ["give only one of them"]),
     "seed too large": (["--seeds", "1,9999999999999999999"], ["seed=9999999999999999999"]),
     "no jobs": (["--seeds", "1-2", "--jobs", "0"], ["--jobs 0: give auto"]),
     "odd jobs": (["--seeds", "1-2", "--jobs", "two"], ["--jobs two: give auto"]),
-    "jobs of one run": (["--jobs", "2"], ["--jobs 2 is for many seeds: it goes with --seeds"]),
+    "jobs of one run": (["--jobs", "2"], ["--jobs 2 is for many seeds: use it with --seeds"]),
     "an env that cannot be made": (["--seeds", "1-2", "--set", "env_kwargs.orders=3"], ["tests/Ordered-v0"]),
     "a rule that cannot hold": (["--seeds", "1-2", "--patience", "0"], ["patience=0"]),
 }
@@ -167,9 +167,9 @@ def test_a_user_error_is_one_line_and_makes_nothing(
     assert not place.runs.exists()
 
 
-def test_a_dry_run_tells_the_seeds_and_makes_nothing(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_shows_the_seeds_and_makes_nothing(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(place.argv("--seeds", "1-3,7", "--jobs", "3", "--dry-run")) == 0
-    assert capsys.readouterr().out.endswith("all this for each of the seeds 1-3,7: 4 runs, 3 at a time\n")
+    assert capsys.readouterr().out.endswith("The plan is for one seed. Seeds 1-3,7 make 4 runs, 3 at a time.\n")
     assert not place.runs.exists()
 
 
@@ -383,7 +383,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_group_goes_on_as_it_began(options: list[str], finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume", str(finished), *options]) == 2
     printed = capsys.readouterr().err
-    assert re.fullmatch(r"error: .*(give no option but --jobs and --trust|give auto, or how many .*)\n", printed)
+    assert re.fullmatch(r"error: .*(only be resumed with --jobs and --trust|give auto, or the number .*)\n", printed)
 
 
 def test_a_group_without_evaluations_has_no_returns(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

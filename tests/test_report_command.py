@@ -92,7 +92,7 @@ def test_a_slow_env_is_shown_for_less_long(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(report_command, "_MOST_SECONDS", 0.0)
+    monkeypatch.setattr(report_command, "_MAX_SECONDS", 0.0)
     page = tmp_path / "report.html"
     assert main(["report", str(painted()), "--output", str(page)]) == 0
     assert len(decoded(film_of(page))) == 1

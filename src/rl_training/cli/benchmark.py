@@ -1,4 +1,4 @@
-"""`benchmark`: train shipped presets over seeds, keep receipts, and check stored ones."""
+"""`benchmark`: train shipped presets over seeds, and write or verify their receipts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rl_training.cli.command import FAILED
+from rl_training.cli.options import MANY_SEEDS, OUTPUT, WHAT_TO_TRAIN
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -13,29 +15,91 @@ if TYPE_CHECKING:
     from rl_training.results.receipts import Receipt
 
 
+SuiteArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SUITE",
+        help="A suite (classic, box2d or mujoco), or a single preset such as ppo/cartpole.",
+    ),
+]
+VerifyOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PRESET",
+        rich_help_panel=WHAT_TO_TRAIN,
+        help="Train this preset again and compare the result with its receipt.",
+    ),
+]
+AgainOption = Annotated[
+    bool,
+    typer.Option(
+        "--again", rich_help_panel=WHAT_TO_TRAIN, help="Train every preset, even if its receipt is up to date."
+    ),
+]
+EpisodesOption = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        metavar="N",
+        rich_help_panel=WHAT_TO_TRAIN,
+        help="How many episodes each final agent is evaluated on.",
+    ),
+]
+SeedsOption = Annotated[
+    str, typer.Option(metavar="SEEDS", rich_help_panel=MANY_SEEDS, help="The seeds, such as 1-5 or 1,2,7.")
+]
+JobsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=MANY_SEEDS,
+        help="How many seeds to train at the same time: a number, or auto for one per core.",
+    ),
+]
+OutputDirOption = Annotated[
+    Path, typer.Option(metavar="DIR", rich_help_panel=OUTPUT, help="Where to create the run directories.")
+]
+ReceiptsOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        rich_help_panel=OUTPUT,
+        help="Where receipts are stored. By default, they are written to receipts/, and --verify reads the shipped "
+        "ones.",
+    ),
+]
+DocumentOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", rich_help_panel=OUTPUT, help="Also write a Markdown page about all stored receipts."),
+]
+
+
 def benchmark(
-    suite: Annotated[
-        str | None,
-        typer.Argument(metavar="[SUITE]", help="classic, box2d, mujoco, or a preset such as ppo/cartpole."),
-    ] = None,
-    verify: Annotated[
-        str | None, typer.Option(metavar="PRESET", help="Train this one again and compare with its stored receipt.")
-    ] = None,
-    seeds: Annotated[str, typer.Option(help="Such as 1-5 or 1,2,7.")] = "1-5",
-    jobs: Annotated[str, typer.Option(help="Seeds at once: auto, or a number.")] = "auto",
-    episodes: Annotated[int, typer.Option(min=1, help="To evaluate every final agent over.")] = 100,
-    output_dir: Annotated[Path, typer.Option(help="Where run directories go.")] = Path("runs/benchmark"),
-    receipts: Annotated[Path | None, typer.Option(help="Where receipts are read and written.")] = None,
-    document: Annotated[Path | None, typer.Option(help="Write a Markdown page of all receipts there are.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Train presets too whose receipt is up to date.")] = False,
+    suite: SuiteArgument = None,
+    verify: VerifyOption = None,
+    again: AgainOption = False,
+    episodes: EpisodesOption = 100,
+    seeds: SeedsOption = "1-5",
+    jobs: JobsOption = "auto",
+    output_dir: OutputDirOption = Path("runs/benchmark"),
+    receipts: ReceiptsOption = None,
+    document: DocumentOption = None,
 ) -> int:
-    """Train shipped presets over seeds and write their receipts; with --verify, check a stored one."""
+    """Train shipped presets over seeds and write or verify receipts.
+
+    A receipt is a small file that stores the return of every seed, together with the versions and the hardware.
+    The exit code of --verify is 1 if the new result does not confirm the receipt.
+
+    Examples:
+        rl-training benchmark classic
+        rl-training benchmark --verify ppo/cartpole
+    """
     from rl_training.cli.seeds import parse_jobs
     from rl_training.experiment.groups import parse_seeds
     from rl_training.groups.benchmarking import BenchmarkOptions
 
     if (suite is None) == (verify is None):
-        raise ConfigError("give a suite (classic, box2d, mujoco) or a preset to measure, or --verify PRESET")
+        raise ConfigError("give a suite (classic, box2d, mujoco), a preset such as ppo/cartpole, or --verify PRESET")
     options = BenchmarkOptions(parse_seeds(seeds), parse_jobs(jobs), episodes, output_dir)
     if verify is not None:
         return _verify(verify, options, receipts)
@@ -52,7 +116,7 @@ def _measure(suite: str, options: "BenchmarkOptions", directory: Path, *, docume
     presets = presets_of(suite)
     for preset in presets:
         if not again and _up_to_date(preset, options, directory):
-            typer.echo(f"{preset}: its receipt is up to date (--again trains it all the same)")
+            typer.echo(f"{preset}: its receipt is up to date (use --again to train it anyway)")
             continue
         path = write_receipt(directory, measure_preset(preset, options, GroupDisplay()))
         typer.echo(f"{preset}: {path}")
@@ -91,13 +155,13 @@ def _verify(preset: str, options: "BenchmarkOptions", directory: Path | None) ->
     path = receipt_path(directory or RECEIPTS_DIR, preset)
     if not path.exists():
         where = path.parent.parent
-        raise ConfigError(f"{preset} has no receipt in {where}: measure it with `rl-training benchmark {preset}`")
+        raise ConfigError(f"{preset} has no receipt in {where}: write one with `rl-training benchmark {preset}`")
     stored = read_receipt(path)
     if stored.preset_sha256 != preset_digest(preset):
         typer.echo(f"{preset} has changed since its receipt was written", err=True)
-    # In the mode that the receipt was measured in: `auto` decides by what compiling costs here.
+    # `auto` would decide by what compiling costs on this machine; the receipt's own mode makes results comparable.
     repeated = measure_preset(preset, replace(options, compile=stored.compile), GroupDisplay())
     found = Verification(stored, repeated)
     show_receipts([found.stored, found.repeated])
     typer.echo(found.sentence)
-    return 0 if found.holds else 1
+    return 0 if found.holds else FAILED

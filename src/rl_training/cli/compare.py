@@ -1,4 +1,4 @@
-"""`compare`: say which of two groups of runs is better."""
+"""`compare`: decide which of two groups of runs is better."""
 
 import json
 from pathlib import Path
@@ -6,18 +6,41 @@ from typing import Annotated, Literal
 
 import typer
 
+FirstArgument = Annotated[
+    Path,
+    typer.Argument(metavar="A", help="A run directory, or a directory that contains runs."),
+]
+SecondArgument = Annotated[
+    Path,
+    typer.Argument(metavar="B", help="The directory that is compared with A."),
+]
+MetricOption = Annotated[
+    Literal["final", "best", "auc"],
+    typer.Option(
+        help="The score of a run: its last evaluation, its best one, or the mean height of its learning curve."
+    ),
+]
+ConfidenceOption = Annotated[
+    float, typer.Option(metavar="SHARE", help="The confidence that the verdict needs, between 0 and 1.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")]
+
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A run directory, or one that holds runs.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The other one; the verdict is about it.")],
-    metric: Annotated[
-        Literal["final", "best", "auc"],
-        typer.Option(help="Of each run: the last evaluation, the best one, or the mean height of the curve."),
-    ] = "final",
-    confidence: Annotated[float, typer.Option(help="How sure the verdict must be.")] = 0.95,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    a: FirstArgument,
+    b: SecondArgument,
+    metric: MetricOption = "final",
+    confidence: ConfidenceOption = 0.95,
+    as_json: JsonOption = False,
 ) -> int:
-    """Say whether the runs of B are better than those of A, worse or undecided, and how many seeds would decide."""
+    """Decide whether the runs in B are better than the runs in A.
+
+    The verdict is better, worse or undecided. If it is undecided, the output says how many seeds are needed.
+
+    Examples:
+        rl-training compare runs/GROUP_A runs/GROUP_B
+        rl-training compare runs/GROUP_A runs/GROUP_B --metric auc --json
+    """
     from rl_training.cli.console import show_comparison
     from rl_training.results.comparison import compare as compare_groups
     from rl_training.results.loading import labels_of, load_group

@@ -1,4 +1,4 @@
-"""From what a command was given to a validated config."""
+"""Configs from files and flags, merged and validated."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def load_config(path: Path | str) -> "TrainConfig":
-    """Read and validate a YAML config, the algorithm's parameters too."""
+    """Read a YAML config, and validate it together with the algorithm's parameters."""
     from rl_training.experiment.sources import read_yaml
 
     return resolve([read_yaml(Path(path))]).config
 
 
 def resolve(layers: "Sequence[Layer]") -> "ResolvedConfig":
-    """Resolve the layers of a config, and validate the algorithm's parameters."""
+    """Merge the layers into one config, and validate it together with the algorithm's parameters."""
     from rl_training.experiment.sources import located, resolve_config
     from rl_training.runtime.registry import get_algorithm_spec
 

@@ -62,6 +62,12 @@ def show_metrics(title: str, metrics: Mapping[str, int | float]) -> None:
     _console().print(table)
 
 
+def show_nothing_left(result: "TrainResult") -> None:
+    """Say that a resumed run is complete, and how to train it further."""
+    complete = f"{shown_path(result.run_dir)} is complete after {result.metrics['global_step']:,} steps"
+    show_line(f"{complete}: there is nothing left to do; --total-timesteps gives it a larger budget")
+
+
 def show_result(result: "TrainResult") -> None:
     """The final numbers, and where everything lies; draws the learning curve."""
     context = context_of(result.run_dir)

@@ -1,4 +1,4 @@
-"""`list`: the runs below a directory."""
+"""`list`: list the runs below a directory."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,9 +7,14 @@ import typer
 
 
 def list_runs(
-    directory: Annotated[Path, typer.Argument(help="Where to look for runs.")] = Path("runs"),
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where to look for runs.")] = Path("runs"),
 ) -> int:
-    """List the runs below a directory."""
+    """List the runs below a directory, with their returns and status.
+
+    Examples:
+        rl-training list
+        rl-training list runs/GROUP
+    """
     from rl_training.cli.console import show_runs
 
     show_runs(directory)

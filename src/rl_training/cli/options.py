@@ -1,23 +1,70 @@
-"""Options that several commands have."""
+"""Options that several commands share, and the headings that the help shows options under."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+WHAT_TO_TRAIN = "What to train"
+BUDGET = "Budget and stopping"
+MANY_SEEDS = "Many seeds"
+OUTPUT = "Output"
+SAFETY = "Safety"
+WHAT_TO_PLAY = "What to play"
+
 TrustOption = Annotated[
-    bool, typer.Option("--trust", help="Run the code of an environment's module in the working directory.")
+    bool,
+    typer.Option(
+        "--trust",
+        rich_help_panel=SAFETY,
+        help="Allow a config or checkpoint to import its environment's module from the working directory.",
+    ),
 ]
-CheckpointOption = Annotated[
-    Path,
-    typer.Option("--checkpoint", help="A checkpoint file, or a run directory (its newest intact checkpoint)."),
+BestOption = Annotated[
+    bool,
+    typer.Option(
+        "--best", rich_help_panel=WHAT_TO_PLAY, help="Use the best checkpoint of a run directory instead of the newest."
+    ),
+]
+RunsArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN_OR_GROUP",
+        help="Run directories, or directories that contain runs.",
+    ),
 ]
 Assignments = Annotated[
-    list[str] | None, typer.Option("--set", help="Any config value: key=value, algo_kwargs.gamma=0.98.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        rich_help_panel=WHAT_TO_TRAIN,
+        help="Set any config value, such as algo_kwargs.gamma=0.98. May be repeated.",
+    ),
 ]
-StopAtReturnOption = Annotated[float | None, typer.Option(help="Stop once an evaluation reaches this.")]
+StopAtReturnOption = Annotated[
+    float | None,
+    typer.Option(metavar="RETURN", rich_help_panel=BUDGET, help="Stop when an evaluation reaches this mean return."),
+]
 StopAfterOption = Annotated[
-    float | None, typer.Option(help="Stop after this many minutes of wall time, pauses (Ctrl-Z) included.")
+    float | None,
+    typer.Option(
+        metavar="MINUTES",
+        rich_help_panel=BUDGET,
+        help="Stop after this many minutes of wall time, pauses (Ctrl-Z) included.",
+    ),
 ]
-JobsOption = Annotated[str | None, typer.Option(help="With many seeds: runs at once, auto (one per core) or a number.")]
-PatienceOption = Annotated[int | None, typer.Option(help="Stop after this many evaluations without a better one.")]
+PatienceOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", rich_help_panel=BUDGET, help="Stop after this many evaluations in a row without a new best one."
+    ),
+]
+JobsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=MANY_SEEDS,
+        help="How many seeds to train at the same time: a number, or auto for one per core (the default).",
+    ),
+]

@@ -5,19 +5,33 @@ from typing import Annotated
 
 import typer
 
+from rl_training.cli.options import RunsArgument
 from rl_training.output import show_line
 
 
 def plot(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN_OR_GROUP", help="Run directories, or such that hold runs.")
-    ],
-    output: Annotated[Path, typer.Option(help="The picture, .png or .svg.")] = Path("curves.png"),
-    metric: Annotated[str, typer.Option(help="What to draw, by its name in metrics.jsonl.")] = "eval/mean_reward",
-    threshold: Annotated[float | None, typer.Option(help="Draw this level, and say who reached it when.")] = None,
-    unfinished: Annotated[bool, typer.Option("--unfinished", help="Draw runs too that have not finished.")] = False,
+    runs: RunsArgument,
+    metric: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The metric to draw, by its name in metrics.jsonl."),
+    ] = "eval/mean_reward",
+    threshold: Annotated[
+        float | None,
+        typer.Option(metavar="VALUE", help="Draw a line at this value, and print when each group reached it."),
+    ] = None,
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Include runs that have not finished.")] = False,
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The picture to write: .png or .svg.")] = Path(
+        "curves.png"
+    ),
 ) -> int:
-    """Draw curves over env steps, one for each directory, with the spread over its seeds."""
+    """Draw learning curves over environment steps.
+
+    Each directory becomes one curve. A directory with several seeds also shows their spread.
+
+    Examples:
+        rl-training plot runs/GROUP_A runs/GROUP_B --output curves.svg
+        rl-training plot runs/GROUP --threshold 475
+    """
     from rl_training.cli.console import show_notes
     from rl_training.results.curves import sample_efficiency
     from rl_training.results.drawing import plot_groups

@@ -1,31 +1,67 @@
-"""The command that makes a video of a trained agent."""
+"""`record`: write a video of a trained agent."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rl_training.cli.options import TrustOption
+from rl_training.cli.options import OUTPUT, WHAT_TO_PLAY, BestOption, TrustOption
 from rl_training.trust import guarded_imports
+
+SourceArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CHECKPOINT_OR_RUN",
+        help="A checkpoint file, or a run directory, whose newest intact checkpoint is used.",
+    ),
+]
+EpisodesOption = Annotated[
+    int, typer.Option(min=1, metavar="N", rich_help_panel=WHAT_TO_PLAY, help="How many episodes to record.")
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="SEED",
+        rich_help_panel=WHAT_TO_PLAY,
+        help="The seed of the first episode; each further episode adds 1. By default, the seeds of an evaluation.",
+    ),
+]
+MaxStepsOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", rich_help_panel=WHAT_TO_PLAY, help="Cut each episode after this many steps."),
+]
+OutputOption = Annotated[
+    Path, typer.Option(metavar="FILE", rich_help_panel=OUTPUT, help="The video to write: .mp4 or .gif.")
+]
+FpsOption = Annotated[
+    float | None,
+    typer.Option(
+        min=1.0,
+        max=1000.0,
+        metavar="N",
+        rich_help_panel=OUTPUT,
+        help="Environment steps per second of video. By default, the environment's own rate.",
+    ),
+]
 
 
 def record(
-    source: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT_OR_RUN", help="A checkpoint file, or a run directory (its newest).")
-    ],
-    output: Annotated[Path, typer.Option(help="The video, .mp4 or .gif.")] = Path("agent.mp4"),
-    episodes: Annotated[int, typer.Option(min=1, help="Whole episodes, one after the other.")] = 1,
-    best: Annotated[bool, typer.Option("--best", help="Of a run directory, the best checkpoint.")] = False,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Of the first episode, then counted up; else those of an evaluation.")
-    ] = None,
-    fps: Annotated[
-        float | None, typer.Option(min=1.0, max=1000.0, help="Env steps per second; else the env's own rate.")
-    ] = None,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Cut episodes after so many steps.")] = None,
+    source: SourceArgument,
+    best: BestOption = False,
+    episodes: EpisodesOption = 1,
+    seed: SeedOption = None,
+    max_steps: MaxStepsOption = None,
+    output: OutputOption = Path("agent.mp4"),
+    fps: FpsOption = None,
     trust: TrustOption = False,
 ) -> int:
-    """Write a video of a trained agent, also where there is no screen."""
+    """Write a video of a trained agent. No screen is needed.
+
+    Examples:
+        rl-training record runs/RUN_ID --best
+        rl-training record runs/RUN_ID --episodes 3 --output agent.gif
+    """
     from rl_training.cli.console import show_recording
     from rl_training.recording.episodes import record_video
 

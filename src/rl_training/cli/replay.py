@@ -1,20 +1,32 @@
-"""`replay`: repeat a rejected gradient step."""
+"""`replay`: repeat the gradient step that stopped a run."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rl_training.cli.command import FAILED
 from rl_training.cli.options import TrustOption
-from rl_training.cli.running import FAILED
 from rl_training.trust import guarded_imports
 
 
 def replay(
-    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run that stopped at a bad update.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN_DIR",
+            help="A run that stopped because an update was not finite (NaN or infinite).",
+        ),
+    ],
     trust: TrustOption = False,
 ) -> int:
-    """Repeat the gradient step that a run refused because it was not finite."""
+    """Repeat the gradient step that stopped a run with NaN or infinity.
+
+    The output describes the batch of that step. The exit code is 1 if the step is finite this time.
+
+    Examples:
+        rl-training replay runs/RUN_ID
+    """
     from rl_training.cli.console import show_failed_step
     from rl_training.runtime.workflows import replay_failed_step
 

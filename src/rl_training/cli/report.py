@@ -1,4 +1,4 @@
-"""The command that writes a report, and the film of an agent that goes into it."""
+"""`report`: write an HTML page about runs, with a film of the best agent."""
 
 import math
 import time
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from rl_training.cli.options import TrustOption
+from rl_training.cli.options import OUTPUT, RunsArgument, TrustOption
 from rl_training.output import show_line
 from rl_training.trust import guarded_imports
 
@@ -19,20 +19,30 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MOST_STEPS = 300  # of the episode that is shown
-_MOST_FRAMES = 150
-_MOST_SECONDS = 1.5  # for drawing; slow envs are shown for less long
+_MAX_STEPS = 300  # of the filmed episode
+_MAX_FRAMES = 150
+_MAX_SECONDS = 1.5  # for drawing; the film of a slow env is shorter
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN_OR_GROUP", help="Run directories, or such that hold runs.")
-    ],
-    output: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    film: Annotated[bool, typer.Option(help="Play the best agent, and show it.")] = True,
+    runs: RunsArgument,
+    film: Annotated[
+        bool, typer.Option(rich_help_panel=OUTPUT, help="Whether to include a film of the best agent.")
+    ] = True,
+    output: Annotated[Path, typer.Option(metavar="FILE", rich_help_panel=OUTPUT, help="The page to write.")] = Path(
+        "report.html"
+    ),
     trust: TrustOption = False,
 ) -> int:
-    """Write one HTML page about runs: curves, statistics, hints, config, versions, a film, how to rerun them."""
+    """Write an HTML page about runs.
+
+    The page has learning curves, statistics, hints, configs, versions, a film of the best agent, and the commands that
+    train the runs again.
+
+    Examples:
+        rl-training report runs/RUN_ID
+        rl-training report runs/GROUP_A runs/GROUP_B --output report.html
+    """
     from rl_training import __version__
     from rl_training.errors import RunDirectoryError
     from rl_training.experiment.files import write_text
@@ -57,14 +67,14 @@ def report(
 
 
 def make_film(run: "Run") -> "Animation | str":
-    """The best agent of a run, or its newest, at work; or why it cannot be shown, in one line."""
+    """Film the best agent of a run, or else its newest one; where that fails, return the reason in one line."""
     from rl_training.errors import RLTrainingError, told
 
     try:
         return _film(run)
     except RLTrainingError as error:
         return " ".join(str(error).split())
-    except Exception as error:  # whatever an env raises must not cost the rest of the report
+    except Exception as error:  # an env may raise anything, and the report is still worth having
         return told(error)
 
 
@@ -83,9 +93,9 @@ def _film(run: "Run") -> "Animation":
     agent = load_agent(run.run_dir, best=best)
     fps = render_fps(agent.config)
     seeds = evaluation_seeds(agent.config, agent.step, 1)
-    (episode,) = play_for_recording(agent, seeds, _MOST_STEPS)
-    every = math.ceil(episode.length / _MOST_FRAMES)
-    frames = _taken_in_time(draw_episode(agent.config, episode, every))
+    (episode,) = play_for_recording(agent, seeds, _MAX_STEPS)
+    every = math.ceil(episode.length / _MAX_FRAMES)
+    frames = _take_in_time(draw_episode(agent.config, episode, every))
     png, still = encode_film(frames, fps / every)
     saved = f"{'best' if best else 'newest'} checkpoint (env step {agent.step:,})"
     shown = min(every * (len(frames) - 1), episode.length)
@@ -94,13 +104,13 @@ def _film(run: "Run") -> "Animation":
     return Animation(png, still, image_size(png), caption)
 
 
-def _taken_in_time(frames: Iterable[T]) -> list[T]:
-    """As many as come in time; the first, for which an env may have to load much, in any case."""
+def _take_in_time(frames: Iterable[T]) -> list[T]:
+    """Take frames until the time is up; the clock starts after the first one, because an env may load a lot for it."""
     taken: list[T] = []
     until = math.inf
-    for frame in islice(frames, _MOST_FRAMES):
+    for frame in islice(frames, _MAX_FRAMES):
         taken.append(frame)
-        until = min(until, time.monotonic() + _MOST_SECONDS)
+        until = min(until, time.monotonic() + _MAX_SECONDS)
         if time.monotonic() >= until:
             break
     return taken

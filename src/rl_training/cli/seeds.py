@@ -1,9 +1,10 @@
-"""`train --seeds` and `resume` of a group: many runs of one config behind one command."""
+"""`train --seeds` and `resume` of a group: one run per seed of the same config."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rl_training.cli.command import FAILED
 from rl_training.errors import ConfigError, TrainingInterrupted
 from rl_training.output import show_line, shown_path
 from rl_training.trust import admit_env_module
@@ -17,65 +18,67 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ManySeeds:
-    """What `--seeds` and `--jobs` say."""
+    """The values of `--seeds` and `--jobs`."""
 
     seeds: tuple[int, ...]
     jobs: int | Literal["auto"]
 
 
 def read_many_seeds(seeds: str | None, jobs: str | None, resolved: "ResolvedConfig") -> ManySeeds | None:
-    """The seeds to train, or none where a single run is wanted."""
+    """Read `--seeds` and `--jobs`; without `--seeds`, return None for a single run."""
     from rl_training.experiment.groups import parse_seeds
 
     if seeds is None:
         refuse_jobs(jobs, "--seeds")
         return None
-    if resolved.sources.get(("seed",)) == "flag":  # one in a file is a default, which many replace
-        raise ConfigError(f"--seeds {seeds} and seed={resolved.config.seed}: give one of them")
+    if resolved.sources.get(("seed",)) == "flag":  # --seeds replaces the seed of a file, but not one that was typed
+        raise ConfigError(f"--seeds {seeds} and seed={resolved.config.seed}: give only one of them")
     return ManySeeds(parse_seeds(seeds), parse_jobs(jobs or "auto"))
 
 
 def refuse_jobs(jobs: str | None, partner: str) -> None:
-    """A single run is one process."""
+    """Raise an error if `--jobs` was given for a single run."""
     if jobs is not None:
-        raise ConfigError(f"--jobs {jobs} is for many seeds: it goes with {partner}")
+        raise ConfigError(f"--jobs {jobs} is for many seeds: use it with {partner}")
 
 
 def is_group(path: Path) -> bool:
-    """Whether many seeds were trained in this directory."""
+    """Return whether this is the directory of a group of seeds."""
     from rl_training.experiment.groups import GROUP_FILE
 
     return (path / GROUP_FILE).exists()
 
 
 def parse_jobs(text: str) -> int | Literal["auto"]:
-    """`auto`, or a number of processes."""
+    """Parse `auto` or a number of processes."""
     if text == "auto":
         return "auto"
     if not (text.isascii() and text.isdecimal() and 0 < len(text) < 6 and int(text) > 0):
-        raise ConfigError(f"--jobs {text}: give auto, or how many processes may run at once, at least 1")
+        raise ConfigError(f"--jobs {text}: give auto, or the number of seeds to train at the same time, at least 1")
     return int(text)
 
 
 def train_many(config: "TrainConfig", many: ManySeeds, stop: "StopRules") -> int:
-    """Train all seeds; the exit code is 0 when all are done, 1 when one failed, 128 + N after signal N."""
+    """Train all seeds; the exit code is 0 if all of them finished, and 1 if one failed."""
     from rl_training.groups.many_seeds import prepare_group
 
-    admit_env_module(config.env_id)  # here, because the processes of the seeds get the `sys.path` of this one
+    admit_env_module(config.env_id)  # now, because the processes of the seeds inherit `sys.path`
     return _run(prepare_group(config, many.seeds, many.jobs, stop))
 
 
 def show_many_plan(config: "TrainConfig", many: ManySeeds) -> None:
-    """What `--dry-run` adds to the plan of one seed."""
+    """Show what `--dry-run` adds to the plan of a single seed."""
     from rl_training.experiment.groups import format_seeds
     from rl_training.groups.many_seeds import resolve_jobs
 
     jobs = resolve_jobs(many.jobs, len(many.seeds), config.num_threads)
-    print(f"\nall this for each of the seeds {format_seeds(many.seeds)}: {len(many.seeds)} runs, {jobs} at a time")
+    print(
+        f"\nThe plan is for one seed. Seeds {format_seeds(many.seeds)} make {len(many.seeds)} runs, {jobs} at a time."
+    )
 
 
 def resume_many(group_dir: Path, jobs: str | None) -> int:
-    """Go on with the seeds of a group that are not done."""
+    """Continue the seeds of a group that are not done."""
     from rl_training.groups.many_seeds import is_complete, reopen_group
 
     group = reopen_group(group_dir, None if jobs is None else parse_jobs(jobs))
@@ -99,9 +102,8 @@ def _run(group: "PreparedGroup") -> int:
 
     try:
         result = run_group(group, GroupDisplay())
-    except TrainingInterrupted as error:
+    except TrainingInterrupted:
         show_group(group.group_dir, read_group(group.group_dir))
-        show_line(error, error=True)
-        return 128 + error.signal_number
+        raise
     show_group(result.group_dir, result.record)
-    return 0 if result.record.status == "completed" else 1
+    return 0 if result.record.status == "completed" else FAILED

@@ -1,12 +1,16 @@
-"""`train`: train an agent, or one per seed."""
+"""`train`: train an agent, or one agent per seed."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rl_training.cli.configs import resolve
 from rl_training.cli.options import (
+    BUDGET,
+    MANY_SEEDS,
+    OUTPUT,
+    WHAT_TO_TRAIN,
     Assignments,
     JobsOption,
     PatienceOption,
@@ -14,53 +18,107 @@ from rl_training.cli.options import (
     StopAtReturnOption,
     TrustOption,
 )
-from rl_training.cli.running import run_to_end
 from rl_training.errors import ConfigError
 from rl_training.trust import guarded_imports
 
 if TYPE_CHECKING:
     from rl_training.cli.seeds import ManySeeds
-    from rl_training.experiment.config import TrainConfig
     from rl_training.experiment.sources import Layer, ResolvedConfig
-    from rl_training.runtime.callbacks import StopRules
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", rich_help_panel=WHAT_TO_TRAIN, help="A YAML config file."),
+]
+AlgorithmOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=WHAT_TO_TRAIN,
+        help="The algorithm: ppo, dqn or sac. Replaces the one in the config.",
+    ),
+]
+EnvOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ENV_ID",
+        rich_help_panel=WHAT_TO_TRAIN,
+        help="The environment: a Gymnasium id, or module:Id-v0. Replaces the one in the config.",
+    ),
+]
+SeedOption = Annotated[
+    int | None, typer.Option(metavar="SEED", rich_help_panel=WHAT_TO_TRAIN, help="The seed of the run.")
+]
+TotalTimestepsOption = Annotated[
+    int | None, typer.Option(metavar="STEPS", rich_help_panel=BUDGET, help="The budget in environment steps.")
+]
+SeedsOption = Annotated[
+    str | None,
+    typer.Option(metavar="SEEDS", rich_help_panel=MANY_SEEDS, help="Train one run per seed, such as 1-10 or 1-3,7."),
+]
+OutputDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        rich_help_panel=OUTPUT,
+        help="Where to create the run directory: runs/ unless the config says otherwise.",
+    ),
+]
+DryRunOption = Annotated[
+    bool,
+    typer.Option("--dry-run", rich_help_panel=OUTPUT, help="Show the config and the plan of the run without training."),
+]
 
 
 def train(
-    config: Annotated[Path | None, typer.Option(help="A YAML config.")] = None,
-    algo: Annotated[str | None, typer.Option(help="Algorithm; with --env instead of a config.")] = None,
-    env: Annotated[str | None, typer.Option(help="Gymnasium environment id.")] = None,
-    output_dir: Annotated[Path | None, typer.Option(help="Where run directories go.")] = None,
-    total_timesteps: Annotated[int | None, typer.Option(help="Budget in env steps.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The run's seed.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Many seeds, a run each: 1-10 or 1-3,7.")] = None,
-    jobs: JobsOption = None,
+    config: ConfigOption = None,
+    algo: AlgorithmOption = None,
+    env: EnvOption = None,
+    seed: SeedOption = None,
     assignments: Assignments = None,
+    total_timesteps: TotalTimestepsOption = None,
     stop_at_return: StopAtReturnOption = None,
     stop_after: StopAfterOption = None,
     patience: PatienceOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show config and plan, train nothing.")] = False,
+    seeds: SeedsOption = None,
+    jobs: JobsOption = None,
+    output_dir: OutputDirOption = None,
+    dry_run: DryRunOption = False,
     trust: TrustOption = False,
 ) -> int:
-    """Train an agent, or one per seed, from a YAML config, or from --algo and --env."""
-    from rl_training.cli.seeds import read_many_seeds, train_many
-    from rl_training.experiment.sources import Layer, read_assignments
-    from rl_training.runtime.callbacks import StopRules
+    """Train an agent from a YAML config, or from --algo and --env.
 
-    flags = {"algo": algo, "env_id": env, "total_timesteps": total_timesteps, "seed": seed}
-    flags["output_dir"] = str(output_dir) if output_dir is not None else None
-    given = Layer("flag", {name: value for name, value in flags.items() if value is not None})
-    resolved = resolve([*_files(config, algo, env), given, read_assignments(assignments or [])])
+    Without a config, the values come from the shipped preset for this algorithm and environment, if there is one.
+
+    Examples:
+        rl-training train --algo ppo --env CartPole-v1
+        rl-training train --config my.yaml --set algo_kwargs.learning_rate=5e-4
+        rl-training train --algo ppo --env CartPole-v1 --seeds 1-10
+    """
+    from rl_training.cli.console import show_result
+    from rl_training.cli.progress import ProgressDisplay
+    from rl_training.cli.seeds import read_many_seeds, train_many
+    from rl_training.experiment.sources import read_assignments
+    from rl_training.runtime.callbacks import StopRules
+    from rl_training.runtime.manager import DefaultExperimentManager
+
+    flags = {"algo": algo, "env_id": env, "total_timesteps": total_timesteps, "seed": seed, "output_dir": output_dir}
+    layers = [*_read_file(config, algo, env), _flag_layer(flags), read_assignments(assignments or [])]
+    resolved = resolve(layers)
     many = read_many_seeds(seeds, jobs, resolved)
     stop = StopRules(stop_at_return, stop_after, patience)
     typed = resolved.config.env_id if resolved.sources[("env_id",)] == "flag" else None
     with guarded_imports(config, typed, trust=trust):
         if dry_run:
             return _show_plan(resolved, many)
-        return _train(resolved.config, stop) if many is None else train_many(resolved.config, many, stop)
+        if many is not None:
+            return train_many(resolved.config, many, stop)
+        trainer = DefaultExperimentManager().setup(resolved.config, [ProgressDisplay(), *stop.callbacks()])
+        show_result(trainer.train())
+    return 0
 
 
-def _files(config: Path | None, algo: str | None, env: str | None) -> "list[Layer]":
-    """The config file that was named, or the shipped preset if there is one."""
+def _read_file(config: Path | None, algo: str | None, env: str | None) -> "list[Layer]":
+    """Read the given config file, or else the shipped preset, if there is one."""
     from rl_training.experiment.sources import find_preset, read_yaml
 
     if config is not None:
@@ -69,6 +127,13 @@ def _files(config: Path | None, algo: str | None, env: str | None) -> "list[Laye
         raise ConfigError("give --config FILE, or --algo and --env")
     preset = find_preset(algo, env)
     return [read_yaml(preset, "preset")] if preset else []
+
+
+def _flag_layer(flags: dict[str, Any]) -> "Layer":
+    from rl_training.experiment.sources import Layer
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    return Layer("flag", {name: str(value) if isinstance(value, Path) else value for name, value in given.items()})
 
 
 def _show_plan(resolved: "ResolvedConfig", many: "ManySeeds | None") -> int:
@@ -81,10 +146,3 @@ def _show_plan(resolved: "ResolvedConfig", many: "ManySeeds | None") -> int:
     if many is not None:
         show_many_plan(resolved.config, many)
     return 0
-
-
-def _train(config: "TrainConfig", stop: "StopRules") -> int:
-    from rl_training.cli.progress import ProgressDisplay
-    from rl_training.runtime.manager import DefaultExperimentManager
-
-    return run_to_end(DefaultExperimentManager().setup(config, [ProgressDisplay(), *stop.callbacks()]).train)
