@@ -1,6 +1,6 @@
 """The program `rl-training`: its commands, its exit codes, and how it starts and ends.
 
-The commands import inside their functions, so that `--help` answers at once.
+The commands import inside their functions, so that `--help` and shell completion answer at once.
 """
 
 import atexit
@@ -44,9 +44,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., int]]] = {
     "Check": {"check-env": check_env, "replay": replay, "benchmark": benchmark},
 }
 
-app = typer.Typer(
-    name="rl-training", cls=CommandGroup, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
-)
+app = typer.Typer(name="rl-training", cls=CommandGroup, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> None:

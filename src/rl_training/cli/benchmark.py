@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_training.cli.command import FAILED
+from rl_training.cli.completion import complete_preset, complete_suite
 from rl_training.cli.options import MANY_SEEDS, OUTPUT, WHAT_TO_TRAIN
 from rl_training.errors import ConfigError
 
@@ -19,6 +20,7 @@ SuiteArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="SUITE",
+        autocompletion=complete_suite,
         help="A suite (classic, box2d or mujoco), or a single preset such as ppo/cartpole.",
     ),
 ]
@@ -26,6 +28,7 @@ VerifyOption = Annotated[
     str | None,
     typer.Option(
         metavar="PRESET",
+        autocompletion=complete_preset,
         rich_help_panel=WHAT_TO_TRAIN,
         help="Train this preset again and compare the result with its receipt.",
     ),

@@ -6,13 +6,17 @@ from typing import Annotated, Literal
 
 import typer
 
+from rl_training.cli.completion import complete_run
+
 FirstArgument = Annotated[
     Path,
-    typer.Argument(metavar="A", help="A run directory, or a directory that contains runs."),
+    typer.Argument(
+        metavar="A", autocompletion=complete_run, help="A run directory, or a directory that contains runs."
+    ),
 ]
 SecondArgument = Annotated[
     Path,
-    typer.Argument(metavar="B", help="The directory that is compared with A."),
+    typer.Argument(metavar="B", autocompletion=complete_run, help="The directory that is compared with A."),
 ]
 MetricOption = Annotated[
     Literal["final", "best", "auc"],

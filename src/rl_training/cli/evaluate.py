@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from rl_training.cli.completion import complete_run
 from rl_training.cli.options import WHAT_TO_PLAY, BestOption, TrustOption
 from rl_training.trust import guarded_imports
 
@@ -15,6 +16,7 @@ def evaluate(
         typer.Option(
             metavar="PATH",
             rich_help_panel=WHAT_TO_PLAY,
+            autocompletion=complete_run,
             help="A checkpoint file, or a run directory, whose newest intact checkpoint is used.",
         ),
     ],

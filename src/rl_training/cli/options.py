@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from rl_training.cli.completion import complete_run
+
 WHAT_TO_TRAIN = "What to train"
 BUDGET = "Budget and stopping"
 MANY_SEEDS = "Many seeds"
@@ -30,6 +32,7 @@ RunsArgument = Annotated[
     list[Path],
     typer.Argument(
         metavar="RUN_OR_GROUP",
+        autocompletion=complete_run,
         help="Run directories, or directories that contain runs.",
     ),
 ]

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from rl_training.cli.completion import complete_metric
 from rl_training.cli.options import RunsArgument
 from rl_training.output import show_line
 
@@ -13,7 +14,9 @@ def plot(
     runs: RunsArgument,
     metric: Annotated[
         str,
-        typer.Option(metavar="NAME", help="The metric to draw, by its name in metrics.jsonl."),
+        typer.Option(
+            metavar="NAME", autocompletion=complete_metric, help="The metric to draw, by its name in metrics.jsonl."
+        ),
     ] = "eval/mean_reward",
     threshold: Annotated[
         float | None,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from rl_training.cli.completion import complete_run
 from rl_training.cli.options import OUTPUT, WHAT_TO_PLAY, BestOption, TrustOption
 from rl_training.trust import guarded_imports
 
@@ -12,6 +13,7 @@ SourceArgument = Annotated[
     Path,
     typer.Argument(
         metavar="CHECKPOINT_OR_RUN",
+        autocompletion=complete_run,
         help="A checkpoint file, or a run directory, whose newest intact checkpoint is used.",
     ),
 ]

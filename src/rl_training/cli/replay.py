@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from rl_training.cli.command import FAILED
+from rl_training.cli.completion import complete_run
 from rl_training.cli.options import TrustOption
 from rl_training.trust import guarded_imports
 
@@ -15,6 +16,7 @@ def replay(
         Path,
         typer.Argument(
             metavar="RUN_DIR",
+            autocompletion=complete_run,
             help="A run that stopped because an update was not finite (NaN or infinite).",
         ),
     ],

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from rl_training.cli.command import FAILED
+from rl_training.cli.completion import complete_run
 from rl_training.cli.options import (
     BUDGET,
     SAFETY,
@@ -22,13 +23,16 @@ from rl_training.trust import guarded_imports
 
 RunArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="RUN_DIR", help="The run or group of seeds to continue in place."),
+    typer.Argument(
+        metavar="RUN_DIR", autocompletion=complete_run, help="The run or group of seeds to continue in place."
+    ),
 ]
 CheckpointOption = Annotated[
     Path | None,
     typer.Option(
         metavar="PATH",
         rich_help_panel=WHAT_TO_TRAIN,
+        autocompletion=complete_run,
         help="A checkpoint file to fork into a new run. A run directory is continued in place.",
     ),
 ]

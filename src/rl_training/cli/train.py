@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_training.cli.completion import complete_algorithm, complete_config, complete_env
 from rl_training.cli.configs import resolve
 from rl_training.cli.options import (
     BUDGET,
@@ -27,13 +28,16 @@ if TYPE_CHECKING:
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", rich_help_panel=WHAT_TO_TRAIN, help="A YAML config file."),
+    typer.Option(
+        metavar="FILE", rich_help_panel=WHAT_TO_TRAIN, autocompletion=complete_config, help="A YAML config file."
+    ),
 ]
 AlgorithmOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
         rich_help_panel=WHAT_TO_TRAIN,
+        autocompletion=complete_algorithm,
         help="The algorithm: ppo, dqn or sac. Replaces the one in the config.",
     ),
 ]
@@ -42,6 +46,7 @@ EnvOption = Annotated[
     typer.Option(
         metavar="ENV_ID",
         rich_help_panel=WHAT_TO_TRAIN,
+        autocompletion=complete_env,
         help="The environment: a Gymnasium id, or module:Id-v0. Replaces the one in the config.",
     ),
 ]
