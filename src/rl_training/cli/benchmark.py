@@ -67,8 +67,7 @@ ReceiptsOption = Annotated[
     typer.Option(
         metavar="DIR",
         rich_help_panel=OUTPUT,
-        help="Where receipts are stored. By default, they are written to receipts/, and --verify reads the shipped "
-        "ones.",
+        help="The directory of the receipts: by default receipts/, or the shipped receipts for --verify.",
     ),
 ]
 DocumentOption = Annotated[

@@ -11,7 +11,7 @@ import typer
 
 ALGORITHMS = ("dqn", "ppo", "sac")
 SUITES = ("box2d", "classic", "mujoco")
-METRICS = ("eval/mean_ep_length", "eval/mean_reward", "rollout/ep_len_mean", "rollout/ep_rew_mean", "train/loss")
+METRICS = ("eval/mean_ep_length", "eval/mean_reward", "rollout/ep_len_mean", "rollout/ep_rew_mean")
 
 # Other names could be commands to the shell, which inserts a completed name without quotes.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_./+=@-]*")
