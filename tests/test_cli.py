@@ -21,6 +21,8 @@ from typer.core import TyperGroup
 import rl_training
 from rl_training.cli import main
 from rl_training.cli.app import app
+from rl_training.cli.command import Command
+from rl_training.errors import TrainingInterrupted
 from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint, step_checkpoints
 from rl_training.experiment.runs import context_of, read_metadata, read_metrics
 
@@ -147,6 +149,19 @@ def test_the_examples_in_the_help_are_valid(name: str) -> None:
     for program, command, *arguments in examples:
         assert (program, command) == ("rl-training", name)
         COMMANDS[name].make_context(name, arguments)
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_every_command_ends_with_the_exit_code_of_the_signal_that_interrupted_it(
+    number: signal.Signals, exit_code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> int:
+        raise TrainingInterrupted("interrupted at step 3", number)
+
+    program = typer.Typer(rich_markup_mode=None)
+    program.command(cls=Command)(interrupted)
+    assert typer.main.get_command(program).main([], standalone_mode=False) == exit_code
+    assert capsys.readouterr().err == "interrupted at step 3\n"
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,5 +85,5 @@ def test_a_low_terminal_shows_the_seeds_that_train() -> None:
     assert "0/1,000  " not in text.replace("400/1,000", "").replace("1,000/1,000", "")
 
 
-def test_durations_are_told_in_hours_minutes_and_seconds() -> None:
+def test_durations_are_shown_in_hours_minutes_and_seconds() -> None:
     assert [format_duration(seconds) for seconds in (0.4, 59.6, 3_723.0)] == ["0:00", "1:00", "1:02:03"]

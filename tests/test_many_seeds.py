@@ -185,7 +185,9 @@ def test_many_seeds_end_as_single_runs_do_to_the_last_bit(
     assert re.search(r"^seed 2 completed at step 128 after [\d.]+ s, evaluation [\d.]+$", printed.err, re.MULTILINE)
     assert printed.err.splitlines()[-1] == "3 completed  384/384 steps"
     assert re.search(r"^3 +completed +128 +[\d.]+ +[\d.]+ *$", printed.out, re.MULTILINE)
-    assert re.search(r"^returns: +interquartile mean [\d.]+, mean [\d.]+, median [\d.]+ of 3 seeds", printed.out, re.M)
+    assert re.search(
+        r"^returns: +interquartile mean [\d.]+, mean [\d.]+, median [\d.]+ over 3 finished seeds", printed.out, re.M
+    )
     assert f"{group_dir}\n" in printed.out
     assert "resume" not in printed.out
     check_group_files(group_dir)
@@ -228,7 +230,7 @@ def test_seeds_that_fail_or_are_killed_do_not_stop_the_others_and_can_be_resumed
     assert f": {failed}\n" in printed.err
     assert f": {killed}\n" in printed.err
     assert "lost its simulator" in (group_dir / "logs" / "seed1.log").read_text()
-    assert "of 1 seeds that are done" in printed.out
+    assert "over 1 finished seed\n" in printed.out
     assert printed.out.endswith(f"rl-training resume {group_dir}\n")
 
     place.lift()

@@ -1,4 +1,4 @@
-"""Output for people: short paths, no control characters, and streams that may be closed, full or without a reader."""
+"""Terminal output: short paths, no control characters, and streams that may be closed, full or without a reader."""
 
 import errno
 import io
@@ -14,34 +14,34 @@ from typing_extensions import Buffer
 
 
 def shown_path(path: Path) -> Path:
-    """The path, relative to the working directory if it lies below that."""
+    """Return the path relative to the working directory if it lies below it, and unchanged otherwise."""
     try:
         here = Path.cwd()
-    except OSError:  # removed
+    except OSError:  # the working directory was removed
         return path
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def printable(text: object) -> str:
-    r"""Escape control characters, which a terminal would obey, such as `\x1b`; line breaks and tabs stay."""
+    r"""Escape control characters such as `\x1b`, which a terminal would obey, but keep line breaks and tabs."""
     characters = str(text)
     if characters.isprintable():
         return characters
-    return "".join(each if each.isprintable() or each in "\n\t" else _escaped(each) for each in characters)
+    return "".join(each if each.isprintable() or each in "\n\t" else _escape(each) for each in characters)
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
 def show_line(text: object, *, error: bool = False) -> None:
-    """Print a text that may come from a file or an environment."""
+    """Print text that may come from a file or an environment, without its control characters."""
     print(printable(text), file=sys.stderr if error else sys.stdout)
 
 
 @contextmanager
 def printable_warnings() -> Iterator[None]:
-    """Print warnings, which often quote files and environments, without control characters."""
+    """Print warnings without control characters, because they often quote files and environments."""
     before = warnings.formatwarning
 
     def format_warning(
@@ -57,50 +57,50 @@ def printable_warnings() -> Iterator[None]:
 
 
 class _DroppingFile(io.FileIO):
-    """A descriptor to write to; bytes that it does not take count as written."""
+    """A file descriptor that silently drops the bytes that cannot be written."""
 
     failure: OSError | None = None
-    """The first error."""
+    """The first error of a write."""
 
     def write(self, data: Buffer, /) -> int:
-        """Write, or drop."""
+        """Write the data, or drop it."""
         try:
-            return super().write(data) or memoryview(data).nbytes  # none where a full pipe would have to be waited for
+            return super().write(data) or memoryview(data).nbytes  # None: the pipe is full
         except OSError as error:
             self.failure = self.failure or error
             return memoryview(data).nbytes
 
 
 class DroppingStream(io.TextIOBase):
-    """A text stream that forwards to another one and silently drops what cannot be written."""
+    """A text stream that forwards to another stream and silently drops what cannot be written."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, or drop."""
+        """Write the text, or drop it."""
         if self._stream is not None:
-            with suppress(OSError, ValueError):  # full or without a reader; closed
+            with suppress(OSError, ValueError):  # OSError: full or without a reader; ValueError: closed
                 self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, if that is possible."""
+        """Flush the other stream, if possible."""
         if self._stream is not None:
             with suppress(OSError, ValueError):
                 self._stream.flush()
 
     def isatty(self) -> bool:
-        """Whether the other stream is a terminal."""
+        """Return whether the other stream is a terminal."""
         return self._stream is not None and not self._stream.closed and self._stream.isatty()
 
 
 def drop_lost_output() -> None:
-    """Replace stdout and stderr by streams that drop what cannot be written, so that a closed one ends no run."""
+    """Replace stdout and stderr by streams that drop what cannot be written, so that a run outlives its terminal."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # closed: a file of the run would get this number, and with it what C libraries print
+        except OSError:  # closed: the next file to open would get this number, and the output of C libraries
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout, sys.stderr = _dropping(1, sys.stdout), _dropping(2, sys.stderr)
 
@@ -115,7 +115,7 @@ def _dropping(descriptor: int, like: TextIO | None) -> TextIO:
 
 
 def warn_of_lost_output() -> None:
-    """Say on stderr that stdout could not be written, unless its reader has left."""
+    """Warn on stderr if stdout could not be written; a reader that left early, such as `head`, is no reason."""
     sys.stdout.flush()
     file = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if isinstance(file, _DroppingFile) and file.failure and file.failure.errno != errno.EPIPE:

@@ -1,4 +1,4 @@
-"""Tables for the terminal: a run's plan, results of runs and groups, runs listed and compared, checks of an env."""
+"""The tables and result lines that commands print."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -37,13 +37,13 @@ _STATUS_STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
 def _console() -> Console:
-    """As wide as the terminal; wide enough for a whole row where there is none."""
+    """Make a console as wide as the terminal, or wide enough for long rows if the output is not a terminal."""
     console = Console(markup=False)
     return console if console.is_terminal else Console(width=160, markup=False)
 
 
 def _text(content: object) -> Text:
-    """A cell of a table, or a line, whose content may come from a file or an environment."""
+    """Make a table cell or a line without control characters, which a file or an environment may contain."""
     return Text(printable(content))
 
 
@@ -55,7 +55,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def show_metrics(title: str, metrics: Mapping[str, int | float]) -> None:
-    """Two columns: name and value."""
+    """Show a table with one metric per row."""
     table = _table(title, "metric", "value")
     for name, value in metrics.items():
         table.add_row(_text(name), f"{value:,}" if isinstance(value, int) else f"{value:.2f}")
@@ -69,11 +69,11 @@ def show_nothing_left(result: "TrainResult") -> None:
 
 
 def show_result(result: "TrainResult") -> None:
-    """The final numbers, and where everything lies; draws the learning curve."""
+    """Draw the learning curve, and show the final metrics and the paths of the run's files."""
     context = context_of(result.run_dir)
     try:
         seconds = {"wall seconds": float(read_metadata(context)["wall_seconds"])}
-    except (RunDirectoryError, LookupError):  # the disk was full; a warning was shown
+    except (RunDirectoryError, LookupError):  # the disk was full, and a warning has said so
         seconds = {}
     show_metrics(f"Run {result.status}", {**result.metrics, **seconds})
     for label, value in (
@@ -85,7 +85,7 @@ def show_result(result: "TrainResult") -> None:
 
 
 def _draw_curve(context: RunContext) -> str:
-    """Where the learning curve is, or why it was not drawn."""
+    """Draw the learning curve, and return its path or the reason why there is none."""
     try:
         curve = plot_run(context)
         return "not drawn: pip install 'rl-training[plots]'" if curve is None else str(shown_path(curve))
@@ -94,31 +94,31 @@ def _draw_curve(context: RunContext) -> str:
 
 
 def show_group(group_dir: Path, record: "GroupRecord") -> None:
-    """One row per seed, what they come to together, and how to go on with those that failed."""
+    """Show one row per seed, statistics over the finished seeds, and how to continue the failed ones."""
     group_dir = shown_path(group_dir)
-    table = _table(f"Seeds {record.status}", "seed", "status", "steps", "return", "seconds", "why")
+    table = _table(f"Group {record.status}", "seed", "status", "steps", "return", "seconds", "reason")
     for each in record.seeds:
-        shown = "-" if each.final_return is None else f"{each.final_return:.2f}"
-        cells = (str(each.seed), each.status, f"{each.global_step:,}", shown, f"{each.wall_seconds:.1f}")
+        final = "-" if each.final_return is None else f"{each.final_return:.2f}"
+        cells = (str(each.seed), each.status, f"{each.global_step:,}", final, f"{each.wall_seconds:.1f}")
         table.add_row(*map(_text, [*cells, each.reason or ""]))
     _console().print(table)
     returns = [each.final_return for each in record.seeds if each.done and each.final_return is not None]
     lines = {"group": str(group_dir)}
     if returns:
-        known = np.array(returns)
+        finished = np.array(returns)
         lines["returns"] = (
-            f"interquartile mean {interquartile_mean(known):.2f}, mean {known.mean():.2f}, "
-            f"median {np.median(known):.2f} of {len(returns)} seeds that are done"
+            f"interquartile mean {interquartile_mean(finished):.2f}, mean {finished.mean():.2f}, "
+            f"median {np.median(finished):.2f} over {len(returns)} finished {'seed' if len(returns) == 1 else 'seeds'}"
         )
     if record.status == "failed":
-        lines |= {"logs": str(group_dir / LOGS_FOLDER), "go on with": f"rl-training resume {group_dir}"}
+        lines |= {"logs": str(group_dir / LOGS_FOLDER), "continue with": f"rl-training resume {group_dir}"}
     for label, value in lines.items():
         show_line(f"{label + ':':16}{value}")
 
 
 def show_recording(recording: "Recording") -> None:
-    """One row per episode of a video, then the video itself."""
-    table = _table("Recorded", "episode", "seed", "return", "length", "")
+    """Show one row per recorded episode, then the path, length and size of the video."""
+    table = _table("Recorded episodes", "episode", "seed", "return", "length", "")
     for number, episode in enumerate(recording.episodes, start=1):
         cut = "cut" if episode.cut else ""
         table.add_row(str(number), str(episode.seed), f"{episode.episode_return:.2f}", f"{episode.length:,}", cut)
@@ -131,7 +131,7 @@ def show_recording(recording: "Recording") -> None:
 
 
 def show_failed_step(failed: "FailedStep") -> None:
-    """The batch of a refused gradient step, field by field, and what came of taking it again."""
+    """Show each field of the batch of a rejected gradient step, then what happened when the step was repeated."""
     title = f"{failed.step.name} at env step {failed.global_step:,}"
     table = _table(title, "field", "shape", "lowest", "highest", "mean", "not finite")
     for name, field in failed.step.batch.items():
@@ -139,11 +139,11 @@ def show_failed_step(failed: "FailedStep") -> None:
         numbers = [f"{number:.4g}" for number in (values.min(), values.max(), values.mean())]
         table.add_row(_text(name), str(tuple(field.shape)), *numbers, str(int((~values.isfinite()).sum())))
     _console().print(table)
-    show_line(failed.message or "taken again, the step is finite: this machine does not repeat the failure")
+    show_line(failed.message or "the repeated step is finite: this machine does not reproduce the failure")
 
 
 def show_plan(resolved: "ResolvedConfig", params: "StrictModel", plan: "TrainingPlan") -> None:
-    """Every value with where it came from, then what the run would do."""
+    """Show every config value and its source, then what the run would do."""
     table = _table("Config", "key", "value", "from")
     for path, value in _flat_values(plain_config(resolved.config), params.model_dump(mode="json")):
         table.add_row(*map(_text, [".".join(path), str(value), resolved.sources.get(path, "default")]))
@@ -156,7 +156,7 @@ def show_plan(resolved: "ResolvedConfig", params: "StrictModel", plan: "Training
         "evaluations": plan.evaluations,
         "checkpoints": plan.checkpoints,
     }
-    planned = _table("\nPlan", "what", "how many")
+    planned = _table("\nPlan", "quantity", "value")
     for name, count in counts.items():
         planned.add_row(name, f"{count:,}" if isinstance(count, int) else count)
     planned.add_row("memory", f"{plan.memory_bytes / 2**20:.1f} MiB for experience and parameters")
@@ -164,15 +164,15 @@ def show_plan(resolved: "ResolvedConfig", params: "StrictModel", plan: "Training
 
 
 def _flat_values(config: dict[str, Any], params: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    shown = {**config, "algo_kwargs": params}
-    yield from (((name,), value) for name, value in shown.items() if not isinstance(value, dict))
-    for section, values in shown.items():
+    sections = {**config, "algo_kwargs": params}
+    yield from (((name,), value) for name, value in sections.items() if not isinstance(value, dict))
+    for section, values in sections.items():
         if isinstance(values, dict):
             yield from (((section, name), value) for name, value in values.items())
 
 
 def show_runs(directory: Path) -> None:
-    """One row per run, the unreadable ones too."""
+    """Show one row per run, unreadable runs included."""
     if not directory.is_dir():
         raise RunDirectoryError(f"{directory} is not a directory")
     table = _table(f"Runs below {directory}", *_RUN_COLUMNS)
@@ -198,7 +198,7 @@ def _run_row(metadata: dict[str, Any]) -> list[str]:
 
 
 def show_receipts(receipts: "Iterable[Receipt]") -> None:
-    """One row per receipt, beside RL Zoo's figure where there is one."""
+    """Show one row per receipt, with the result of RL Zoo if there is one."""
     references = read_references()
     columns = ("preset", "env steps", "seeds", "IQM", "95 % interval", "RL Zoo", "every seed")
     table = _table("Receipts", *columns)
@@ -213,7 +213,7 @@ def show_receipts(receipts: "Iterable[Receipt]") -> None:
 
 
 def show_comparison(comparison: "Comparison") -> None:
-    """Both sides, seed by seed too, how they differ, and the verdict."""
+    """Show the statistics of both sides, the score of every seed, the differences and the verdict."""
     percent = f"{100 * comparison.confidence:g} %"
     columns = ("group", "algorithm", "seeds", "IQM", f"{percent} interval", "mean", "median")
     table = _table(f"{_SCORE_NAMES[comparison.score]} on {comparison.env_id}", "", *columns)
@@ -242,13 +242,13 @@ def _scores_of(side: "Side", seed: int) -> str:
 
 
 def show_notes(notes: Iterable[str]) -> None:
-    """What to know of a result, once each, apart from the result itself."""
+    """Print each note once to stderr, apart from the result on stdout."""
     for note in dict.fromkeys(notes):
         show_line(f"note: {note}", error=True)
 
 
 def show_env_report(report: "EnvReport") -> None:
-    """One row per check, then whether exact resume will hold, and the speed."""
+    """Show one row per check, then whether a resumed run will be exact, and the speed."""
     table = _table(f"Checks of {report.subject.env_id}", "check", "result", "what was found", "what to do")
     for finding in report.findings:
         status = Text(finding.status, style=_STATUS_STYLES[finding.status])

@@ -1,4 +1,4 @@
-"""What people see while a group trains: one live line per seed on a terminal, a plain line now and then elsewhere."""
+"""The progress of a group: one live row per seed on a terminal, or a plain line every few seconds elsewhere."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,34 +9,34 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rl_training.cli.progress import ProgressDisplay, patient_console
+from rl_training.cli.progress import ProgressDisplay, progress_console
 from rl_training.experiment.groups import GroupRecord, SeedStatus, format_seeds
 from rl_training.groups.observer import SeedProgress
 from rl_training.output import printable, shown_path
 
 _REDRAW_SECONDS = 0.5
 _LINE_SECONDS = 10.0
-_LINES_BESIDES_SEEDS = 4  # heading, total, and some room for what stands above
+_LINES_BESIDES_SEEDS = 4  # the heading, the summary, and some room for the lines above
 
-_COUNTED: tuple[SeedStatus, ...] = ("completed", "stopped", "failed", "interrupted", "running", "waiting")
+_STATUSES: tuple[SeedStatus, ...] = ("completed", "stopped", "failed", "interrupted", "running", "waiting")
 
 # (heading, metric) in the order shown.
 _RETURNS = (("return", "rollout/ep_rew_mean"), ("eval", "eval/mean_reward"))
 
 
 class GroupDisplay:
-    """Shows the seeds of one group, and says when one has ended."""
+    """A display of the seeds of one group."""
 
     make_seed_callback = ProgressDisplay
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console or patient_console()
+        self._console = console or progress_console()
         self._clock = clock
         self._live: Live | None = None
         self._shown_at = clock()
 
     def begin(self, group_dir: Path, record: GroupRecord) -> None:
-        """Open the display."""
+        """Print what is trained and where, and open the display."""
         seeds = format_seeds([each.seed for each in record.seeds])
         what = f"Training {record.algo} on {record.env_id}, seeds {seeds}, {record.jobs} at a time"
         self.say(f"{what}, in {shown_path(group_dir)}")
@@ -45,21 +45,21 @@ class GroupDisplay:
             self._live.start()
 
     def say(self, text: str) -> None:
-        """One line, above what is redrawn."""
+        """Print one line above the live display."""
         self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     def update(self, seeds: Sequence[SeedProgress]) -> None:
-        """Show the newest numbers, if those shown are old."""
+        """Show the newest numbers, unless the display is still fresh."""
         if self._clock() - self._shown_at >= (_LINE_SECONDS if self._live is None else _REDRAW_SECONDS):
             self._show(seeds)
 
     def ended(self, progress: SeedProgress) -> None:
-        """Say how a seed ended."""
+        """Print how a seed ended; on a terminal, only if it failed."""
         if self._live is None or progress.status == "failed":
             self.say(_ending(progress))
 
     def end(self, seeds: Sequence[SeedProgress]) -> None:
-        """Close the display; one line of it stays."""
+        """Close the display and print a summary."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -78,26 +78,26 @@ class GroupDisplay:
         table.add_column("status")
         for heading in ("steps", "steps/s", *(heading for heading, _ in _RETURNS), "left"):
             table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("why", no_wrap=True)
-        for progress in self._fitting(seeds):
+        table.add_column("reason", no_wrap=True)
+        for progress in self._fit_terminal(seeds):
             table.add_row(*map(Text, _cells(progress)))
         return table
 
-    def _fitting(self, seeds: Sequence[SeedProgress]) -> Sequence[SeedProgress]:
-        """All of them, or, where the terminal is too low, those that train."""
+    def _fit_terminal(self, seeds: Sequence[SeedProgress]) -> Sequence[SeedProgress]:
+        """Return all seeds, or only the running ones if the terminal has too few lines."""
         fits = len(seeds) + _LINES_BESIDES_SEEDS <= self._console.height
         return seeds if fits else [each for each in seeds if each.status == "running"]
 
 
 def _summary(seeds: Sequence[SeedProgress]) -> str:
-    counts = {status: sum(each.status == status for each in seeds) for status in _COUNTED}
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    counts = {status: sum(each.status == status for each in seeds) for status in _STATUSES}
+    statuses = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     step, total = sum(each.step for each in seeds), sum(each.total for each in seeds)
-    return f"{told}  {step:,}/{total:,} steps{_speed(seeds)}"
+    return f"{statuses}  {step:,}/{total:,} steps{_speed(seeds)}"
 
 
 def _speed(seeds: Sequence[SeedProgress]) -> str:
-    """All together, and the time until all are done, if those that wait will train as fast as those that train now."""
+    """Format the total speed and the time left, assuming that waiting seeds will train as fast as running ones."""
     running = [each for each in seeds if each.status == "running" and each.rate > 0.0]
     if not running:
         return ""
@@ -107,7 +107,7 @@ def _speed(seeds: Sequence[SeedProgress]) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """As `1:02:03` or `2:03`."""
+    """Format seconds as `1:02:03` or `2:03`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

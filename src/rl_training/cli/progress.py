@@ -1,4 +1,4 @@
-"""What people see while a run trains: a live display on a terminal, a plain line now and then elsewhere."""
+"""The progress of a run: a live display on a terminal, or a plain line every few seconds elsewhere."""
 
 import sys
 import time
@@ -26,16 +26,16 @@ _SHOWN = (
 )
 
 
-def patient_console() -> Console:
-    """A console on stderr that drops what cannot be written; rich's own would end the run."""
+def progress_console() -> Console:
+    """Make a console on stderr that drops what cannot be written; the default one would raise and end the run."""
     return Console(file=cast(TextIO, DroppingStream(sys.stderr)))
 
 
 class ProgressDisplay(Callback):
-    """Steps, steps per second, time left, return and losses."""
+    """A callback that shows steps, steps per second, time left, returns and losses."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console or patient_console()
+        self._console = console or progress_console()
         self._clock = clock
         self._bar: Progress | None = None
         self._task = TaskID(0)
@@ -43,7 +43,7 @@ class ProgressDisplay(Callback):
         self._started_step = 0
 
     def on_train_start(self, trainer: TrainerState) -> None:
-        """Open the display."""
+        """Print what is trained and where, and open the display."""
         self._started_at = self._shown_at = self._clock()
         self._started_step = trainer.global_step
         config = trainer.config
@@ -88,7 +88,7 @@ class ProgressDisplay(Callback):
             self._print_line(trainer)
 
     def on_train_end(self, trainer: TrainerState, result: TrainResult) -> None:
-        """Close the display."""
+        """Close the display, or print the last line."""
         del result
         if self._bar is not None:
             self._bar.stop()
