@@ -166,6 +166,19 @@ def test_a_half_filled_rollout_ends_with_its_newest_step() -> None:
     assert batch["returns"].tolist() == [3.0]
 
 
+def test_tensors_that_are_filled_directly_count_as_a_whole_rollout() -> None:
+    rollout = RolloutBuffer(2, 2, (1,), ())
+    rollout.obs[:] = torch.tensor([[[0.0], [1.0]], [[10.0], [11.0]]])
+    rollout.rewards[:] = torch.tensor([[1.0, 2.0], [1.0, 2.0]])
+    rollout.dones[1] = True
+    assert advantages(rollout, [9.0, 9.0], 0.5, 0.5) == [1.25, 2.5, 1.0, 2.0]  # 1 + 0.25 * 1 and 2 + 0.25 * 2
+    for shuffle in (False, True):
+        batches = collected(rollout, minibatch_size=3, shuffle=shuffle)
+        assert [len(batch["obs"]) for batch in batches] == [3, 1]
+        assert sorted(torch.cat([batch["obs"] for batch in batches]).flatten().tolist()) == [0.0, 1.0, 10.0, 11.0]
+    assert (len(rollout), rollout.full, rollout.state_dict()) == (0, False, {"position": 0})
+
+
 def test_a_half_filled_rollout_survives_a_round_trip() -> None:
     half = filled([[1.0, 2.0]], dones=[[True, False]], truncated=[[True, False]], num_steps=2)
     state = half.state_dict()

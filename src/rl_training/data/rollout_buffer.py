@@ -17,6 +17,9 @@ class RolloutBuffer:
 
     `dones[t]` says that the episode ended with step t, `truncated[t]` that a time limit ended it. The observations
     after truncated steps are kept aside, because their values still count (Pardo et al. 2018).
+
+    `add` fills the rollout step by step. If it was never called, the tensors count as filled directly: advantages and
+    minibatches then cover all `num_steps` steps.
     """
 
     def __init__(
@@ -57,6 +60,10 @@ class RolloutBuffer:
 
     def __len__(self) -> int:
         return self.position * self.num_envs
+
+    @property
+    def _num_filled_steps(self) -> int:
+        return self.position or self.num_steps
 
     @property
     def num_bytes(self) -> int:
@@ -133,7 +140,7 @@ class RolloutBuffer:
 
         `rewards` may stand in for the stored, raw ones.
         """
-        steps = self.position
+        steps = self._num_filled_steps
         rewards = self.rewards if rewards is None else rewards
         next_values = torch.cat([self.values[1:steps], last_values.reshape(1, -1).to(self.values)])
         next_values = torch.where(self.dones[:steps], self.bootstrap_values[:steps], next_values)
@@ -146,12 +153,14 @@ class RolloutBuffer:
         self, *, minibatch_size: int, shuffle: bool, generator: np.random.Generator | None = None
     ) -> Iterator[dict[str, Tensor]]:
         """Flat batches over all stored transitions, each once; the last one may be smaller."""
-        fields = {name: getattr(self, name)[: self.position].flatten(0, 1) for name in _BATCH_FIELDS}
+        steps = self._num_filled_steps
+        total = steps * self.num_envs
+        fields = {name: getattr(self, name)[:steps].flatten(0, 1) for name in _BATCH_FIELDS}
         if shuffle:
-            order = (generator or np.random.default_rng()).permutation(len(self))
+            order = (generator or np.random.default_rng()).permutation(total)
             index = torch.from_numpy(order).to(self.device)
             fields = {name: field[index] for name, field in fields.items()}
-        for start in range(0, len(self), minibatch_size):
+        for start in range(0, total, minibatch_size):
             yield {name: field[start : start + minibatch_size] for name, field in fields.items()}
 
     def state_dict(self, since: int = 0) -> dict[str, Any]:
