@@ -134,6 +134,15 @@ class OtherSpaceEnv(WalkEnv):
             self.action_space = spaces.Discrete(4)
 
 
+class LateEnv(WalkEnv):
+    """Hangs while it is made, in every process but its first."""
+
+    def __init__(self, owner: int) -> None:
+        super().__init__()
+        if os.getpid() != owner:
+            time.sleep(60.0)
+
+
 class HangingEnv(WalkEnv):
     def __init__(self, memory: str) -> None:
         super().__init__("hang", [1] * ALWAYS, Path(memory))
@@ -583,6 +592,12 @@ def test_envs_of_different_spaces_are_refused() -> None:
     env_fns = [partial(OtherSpaceEnv, os.getpid())] * 2
     with pytest.raises(EnvironmentSetupError, match=r"env 0, start: ValueError: all envs must have the same spaces"):
         AsyncEpisodeVectorEnv(env_fns, 7, max_restarts=0)
+
+
+def test_the_first_env_that_fails_is_named_whichever_answers_first() -> None:
+    env_fns: list[Callable[[], WalkEnv]] = [partial(kind, os.getpid()) for kind in (LateEnv, OtherSpaceEnv)]
+    with pytest.raises(EnvironmentSetupError, match=r"env 0, start: no answer within 1\.2 s"):
+        AsyncEpisodeVectorEnv(env_fns, 7, step_timeout=0.1, max_restarts=0)
 
 
 def test_the_config_sets_timeout_and_restarts(make_config: MakeConfig, tmp_path: Path) -> None:

@@ -212,13 +212,13 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
         accidents = self._pool.exchange(task.commands, task.seconds, answers)
         restarts = 0
         while accidents:
-            self._judge(accidents, task, restarts)
+            self._judge(dict(sorted(accidents.items())), task, restarts)
             restarts += 1
             accidents = self._start_again(accidents, task, answers)
         return answers
 
     def _judge(self, accidents: dict[int, Accident], task: Task, restarts: int) -> None:
-        """Raise what cannot be helped by starting workers again; warn of the rest."""
+        """Raise the first failure, in the order of workers, that a new start cannot help; warn of the others."""
         for number, accident in accidents.items():
             if accident.hopeless or restarts == self._max_restarts:
                 tried = f" (tried {restarts + 1} times)" if restarts else ""
