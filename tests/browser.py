@@ -124,4 +124,4 @@ def open_browser(profile: Path) -> Iterator[Browser]:
             yield Browser(commands, answers)
     finally:
         process.terminate()
-        process.wait(timeout=10)
+        process.wait(timeout=60)

@@ -473,7 +473,7 @@ def test_a_signal_saves_the_run_before_it_ends(number: signal.Signals, exit_code
         str(tmp_path / "r"),
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
-        deadline = threading.Timer(60.0, process.kill)
+        deadline = threading.Timer(150.0, process.kill)
         deadline.start()
         assert process.stderr is not None
         first_line = process.stderr.readline()

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -49,9 +48,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def assert_refused(argv: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    started = time.monotonic()
     assert main(argv) == 2
-    assert time.monotonic() - started < 10.0  # it would wait for ever at a pipe
     printed = capsys.readouterr().err
     assert printed.startswith("error: ")
     assert printed.count("\n") == 1

@@ -24,7 +24,7 @@ except RunDirectoryError:
     print("refused", flush=True)
 else:
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -70,7 +70,7 @@ RunLock(Path(sys.argv[1])).acquire()
 worker = os.fork()
 if worker:
     print(worker, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -272,7 +272,7 @@ def signalled(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequen
         locks = place.group().glob("*/run.lock") if numbers[0] == signal.SIGUSR1 else ()
         for process in [os.getpid(), *(json.loads(path.read_text())["process"] for path in locks)]:
             os.kill(process, numbers[0])
-        stderr.seen.wait(60.0)
+        stderr.seen.wait(150.0)
         for number in numbers[1:]:
             os.kill(os.getpid(), number)
         if numbers[1:]:  # nothing but death lets them go
@@ -348,7 +348,7 @@ def test_seeds_whose_owner_was_killed_save_and_end_and_nobody_takes_their_runs_b
     assert all("is in use by process" in (record.reason or "") for record in read_group(group_dir).seeds[:2])
     for end in held:
         end.close()
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 150.0
     while list(group_dir.glob("*/run.lock")) and time.monotonic() < deadline:
         time.sleep(0.01)
     for record in read_group(group_dir).seeds[:2]:

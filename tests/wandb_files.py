@@ -10,7 +10,7 @@ from typing import Any
 _FILE_HEADER = 7  # magic number and version
 _CHUNK_HEADER = struct.Struct("<IHB")  # checksum, length, kind
 _BLOCK = 32_768
-_PATIENCE_SECONDS = 20.0
+_PATIENCE_SECONDS = 60.0
 _LAST_CHUNKS = (1, 4)  # a whole record, or the last part of one
 
 
