@@ -20,7 +20,7 @@ from rl_training.algorithms.ppo import PPOParams
 from rl_training.algorithms.sac import SACParams
 from rl_training.cli import load_config
 from rl_training.cores import cpu_name
-from rl_training.errors import ConfigError
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import context_of, read_metadata, read_metrics
@@ -249,14 +249,13 @@ def save(make_config: MakeConfig, **options: Any) -> Path:
     config = make_config()
     run = create_training_run(config)
     run.close()
+    states = {"buffer_state": {"position": 0}, "trainer_state": {"global_step": 42}}
     return save_training_checkpoint(
         run_context=run.run_context,
         config=config,
         algorithm_state={"weights": torch.arange(3)},
-        buffer_state={"position": 0},
-        trainer_state={"global_step": 42},
         metrics={"eval_return_mean": 1.5},
-        **options,
+        **{**states, **options},
     )
 
 
@@ -276,6 +275,21 @@ def test_a_training_checkpoint_may_have_another_name(make_config: MakeConfig) ->
     path = save(make_config, name="best.pt")
     assert path.name == "best.pt"
     assert load_checkpoint(path).trainer_state == {"global_step": 42}
+
+
+def test_a_training_checkpoint_without_a_buffer_loads_with_an_empty_one(make_config: MakeConfig) -> None:
+    state = load_checkpoint(save(make_config, buffer_state=None))
+    assert (state.buffer_state, state.trainer_state) == ({}, {"global_step": 42})
+
+
+@pytest.mark.parametrize("name", [None, "best.pt"])
+def test_a_trainer_state_without_its_step_is_refused(make_config: MakeConfig, name: str | None) -> None:
+    with pytest.raises(
+        CheckpointError, match="trainer_state has no 'global_step'; give the number of env steps"
+    ) as told:
+        save(make_config, trainer_state={"updates": 3}, name=name)
+    assert "\n" not in str(told.value)
+    assert not list(make_config().output_dir.glob("*/checkpoints/*"))
 
 
 def test_precision_and_threads_hold_for_the_run_only(make_config: MakeConfig) -> None:

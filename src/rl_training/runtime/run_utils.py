@@ -200,7 +200,7 @@ def save_training_checkpoint(
     run_context: RunContext,
     config: TrainConfig,
     algorithm_state: dict[str, Any],
-    buffer_state: dict[str, Any],
+    buffer_state: dict[str, Any] | None,
     trainer_state: dict[str, Any],
     metrics: MetricDict,
     name: str | None = None,
@@ -209,10 +209,31 @@ def save_training_checkpoint(
 ) -> Path:
     """Write `step_<global_step>.pt`, or `name`, into the run's checkpoint directory.
 
-    `segments` are those of the run; without them every stored transition must be in `buffer_state`. `packages` are the
-    compiled ones that the learner uses; none when its updates run eagerly.
+    A learner without a buffer gives None for `buffer_state`, which is loaded as an empty dict. `segments` are those of
+    the run; without them every stored transition must be in `buffer_state`. `packages` are the compiled ones that the
+    learner uses; none when its updates run eagerly.
     """
-    metadata = {
+    if "global_step" not in trainer_state:
+        raise CheckpointError(
+            f"no checkpoint is written into {run_context.checkpoints_dir}: trainer_state has no 'global_step'; "
+            "give the number of env steps taken so far"
+        )
+    state = CheckpointState(
+        algorithm_state=algorithm_state,
+        buffer_state={} if buffer_state is None else buffer_state,
+        trainer_state=trainer_state,
+        config=serialize_train_config(config),
+        metadata=_describe_checkpoint(run_context, config, metrics, packages),
+    )
+    name = name or f"step_{trainer_state['global_step']}.pt"
+    store = segments or SegmentStore(run_context.replay_dir)
+    return save_run_checkpoint(run_context.checkpoints_dir / name, state, store)
+
+
+def _describe_checkpoint(
+    run_context: RunContext, config: TrainConfig, metrics: MetricDict, packages: list[str] | None
+) -> dict[str, Any]:
+    return {
         "run_id": run_context.run_id,
         "metrics": dict(metrics),
         "versions": dict(versions(config.env_id)),
@@ -220,16 +241,6 @@ def save_training_checkpoint(
         "packages": packages,
         "saved_at": now(),
     }
-    state = CheckpointState(
-        algorithm_state=algorithm_state,
-        buffer_state=buffer_state,
-        trainer_state=trainer_state,
-        config=serialize_train_config(config),
-        metadata=metadata,
-    )
-    name = name or f"step_{trainer_state['global_step']}.pt"
-    store = segments or SegmentStore(run_context.replay_dir)
-    return save_run_checkpoint(run_context.checkpoints_dir / name, state, store)
 
 
 @contextmanager
