@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,10 @@ def make_config(tmp_path: Path) -> MakeConfig:
         return TrainConfig(**values)
 
     return make
+
+
+@pytest.fixture(params=list(TINY))
+def make_each(make_config: MakeConfig, request: pytest.FixtureRequest) -> MakeConfig:
+    """`make_config` for each algorithm in turn. It updates at steps 64 and 128."""
+    algo_kwargs = {} if request.param == "ppo" else {"train_frequency": 64}
+    return partial(make_config, algo=request.param, algo_kwargs=algo_kwargs)

@@ -12,6 +12,7 @@ from conftest import MakeConfig
 from rl_training.errors import ConfigError, TrainingInterrupted
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.registry import get_algorithm_spec
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.runtime.callbacks import (
     EVENTS,
@@ -22,7 +23,6 @@ from rl_training.runtime.callbacks import (
     StopWithoutImprovement,
 )
 from rl_training.runtime.collector import CollectResult
-from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import resume_training
 
@@ -59,19 +59,27 @@ class Recorder:
 
 
 def train(config: TrainConfig, *callbacks: Any) -> Any:
-    return train_ppo(config, callbacks=callbacks)
+    return get_algorithm_spec(config.algo).train_fn(config, callbacks=callbacks)
 
 
-def test_the_five_events_reach_an_object_without_a_base_class_in_order(make_config: MakeConfig) -> None:
-    recorder = Recorder()
-    result = train(make_config(), recorder)
+def always_five(make_each: MakeConfig, **changes: Any) -> TrainConfig:
+    """A run on an env whose every return is 5."""
+    kind = "ContinuousTimeLimitProbe" if make_each().algo == "sac" else "TimeLimitProbe"
+    return make_each(env_id=f"rl_training/{kind}-v0", **changes)
+
+
+def test_the_five_events_reach_an_object_without_a_base_class_in_order(make_each: MakeConfig) -> None:
+    config, recorder = make_each(), Recorder()
+    result = train(config, recorder)
+    warm_up = [] if config.algo == "ppo" else ["on_collect_end"]
     iteration = ["on_collect_end", "on_update_end", "on_eval_end"]
-    assert recorder.events == ["on_train_start", *iteration, *iteration, "on_train_end"]
-    collected, updated, evaluated = recorder.results[1:4]
-    assert (collected.num_env_steps, updated.num_gradient_steps, evaluated["eval_episodes"]) == (64, 4, 2)
+    assert recorder.events == ["on_train_start", *warm_up, *iteration, *iteration, "on_train_end"]
+    collected, updated, evaluated = recorder.results[-4:-1]
+    gradient_steps = 4 if config.algo == "ppo" else 1
+    assert (collected.num_env_steps, updated.num_gradient_steps, evaluated["eval_episodes"]) == (64, gradient_steps, 2)
     assert recorder.results[-1] == result
     state = recorder.trainer
-    assert (state.algorithm, state.run_dir, state.global_step) == ("ppo", result.run_dir, 128)
+    assert (state.algorithm, state.run_dir, state.global_step) == (config.algo, result.run_dir, 128)
 
 
 PASSED_EVERYWHERE = """
@@ -131,23 +139,23 @@ def test_callbacks_are_told_in_the_order_given() -> None:
     assert order == ["first", "second"]
 
 
-def test_a_callback_can_ask_to_stop(make_config: MakeConfig) -> None:
+def test_a_callback_can_ask_to_stop(make_each: MakeConfig) -> None:
     class Impatient(Callback):
         def on_update_end(self, trainer: TrainerState, result: Any) -> None:
             trainer.request_stop("seen enough")
             trainer.request_stop("the first reason counts")
 
-    result = train(make_config(total_timesteps=10_000), Impatient())
+    result = train(make_each(total_timesteps=10_000), Impatient())
     assert (result.status, result.metrics["global_step"]) == ("stopped", 64)
     assert result.metrics["eval_episodes"] == 2
     assert load_checkpoint(result.checkpoint_path).trainer_state["global_step"] == 64
     assert read_metadata(context_of(result.run_dir))["stop_reason"] == "seen enough"
 
 
-def test_a_run_stops_once_an_evaluation_reaches_the_return(make_config: MakeConfig) -> None:
-    config = make_config(env_id="rl_training/ConstantRewardProbe-v0", total_timesteps=192)  # every return is 1
-    assert train(config, StopAtReturn(1.0)).metrics["global_step"] == 64
-    assert train(config, StopAtReturn(1.01)).status == "completed"
+def test_a_run_stops_once_an_evaluation_reaches_the_return(make_each: MakeConfig) -> None:
+    config = always_five(make_each, total_timesteps=192)
+    assert train(config, StopAtReturn(5.0)).metrics["global_step"] == 64
+    assert train(config, StopAtReturn(5.01)).status == "completed"
 
 
 def test_a_run_stops_after_its_wall_time(make_config: MakeConfig) -> None:
@@ -185,9 +193,9 @@ def test_a_run_stops_when_evaluations_no_longer_improve() -> None:
         StopWithoutImprovement(0)
 
 
-def test_callbacks_with_a_memory_go_on_with_it_after_a_resume(make_config: MakeConfig) -> None:
-    """Every evaluation of this env is 1, so the patience of four ends at the fifth, two runs taken together."""
-    config = make_config(env_id="rl_training/ConstantRewardProbe-v0", total_timesteps=192)
+def test_callbacks_with_a_memory_go_on_with_it_after_a_resume(make_each: MakeConfig) -> None:
+    """All evaluations are equal, so the patience of four ends at the fifth, two runs taken together."""
+    config = always_five(make_each, total_timesteps=192)
     first = train(config, StopWithoutImprovement(4))
     assert first.status == "completed"
     resumed = resume_training(first.run_dir, total_timesteps=10_000, callbacks=[StopWithoutImprovement(4)])
@@ -204,9 +212,9 @@ def test_a_memory_goes_to_the_callback_of_its_class_in_order() -> None:
 
 @pytest.mark.parametrize("event", EVENTS)
 def test_an_exception_leaves_a_checkpoint_and_still_ends_the_run_for_the_others(
-    make_config: MakeConfig, event: str
+    make_each: MakeConfig, event: str
 ) -> None:
-    config = make_config()
+    config = make_each()
     before, after = Recorder(), Recorder()
     with pytest.raises(RuntimeError, match=f"failed in {event}"):
         train(config, before, Recorder(fails_in=event), after)
@@ -219,8 +227,8 @@ def test_an_exception_leaves_a_checkpoint_and_still_ends_the_run_for_the_others(
     assert metadata["error"] == f"RuntimeError: failed in {event}"
 
 
-def test_a_run_that_failed_in_a_callback_can_be_resumed(make_config: MakeConfig) -> None:
-    config = make_config()
+def test_a_run_that_failed_in_a_callback_can_be_resumed(make_each: MakeConfig) -> None:
+    config = make_each()
     with pytest.raises(RuntimeError):
         train(config, Recorder(fails_in="on_collect_end"))
     (run_dir,) = config.output_dir.iterdir()
@@ -239,8 +247,8 @@ class Kill(Callback):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
-def test_a_signal_saves_and_ends_the_run(make_config: MakeConfig, number: int) -> None:
-    config, recorder = make_config(total_timesteps=10_000, eval_interval=0), Recorder()
+def test_a_signal_saves_and_ends_the_run(make_each: MakeConfig, number: int) -> None:
+    config, recorder = make_each(total_timesteps=10_000, eval_interval=0), Recorder()
     handler = signal.getsignal(number)
     with pytest.raises(TrainingInterrupted) as caught:
         train(config, Kill(number), recorder)
@@ -255,8 +263,8 @@ def test_a_signal_saves_and_ends_the_run(make_config: MakeConfig, number: int) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_stops_at_once(make_config: MakeConfig, number: int) -> None:
-    config, recorder = make_config(total_timesteps=10_000), Recorder()
+def test_a_second_signal_stops_at_once(make_each: MakeConfig, number: int) -> None:
+    config, recorder = make_each(total_timesteps=10_000), Recorder()
     with pytest.raises(TrainingInterrupted, match="without saving, because a second signal came") as caught:
         train(config, recorder, Kill(number, signal.SIGINT))
     assert caught.value.signal_number == number

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from conftest import TINY_PPO
+from conftest import TINY_PPO, TINY_REPLAY
 from typer.core import TyperGroup
 
 import rl_training
@@ -39,12 +39,24 @@ TINY: dict[str, Any] = {
     "checkpoint_interval": 64,
     "algo_kwargs": TINY_PPO,
 }
+REPLAY = {"algo_kwargs": {**TINY_REPLAY, "train_frequency": 64}}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "ppo": {},
+    "dqn": {"algo": "dqn", **REPLAY},
+    "sac": {"algo": "sac", "env_id": "Pendulum-v1", **REPLAY},
+}
+"""What makes `TINY` a run of each algorithm. They all update at steps 64 and 128."""
+EVERY_ALGORITHM = pytest.mark.parametrize("algo", ALGORITHMS)
 
 
 def write_config(directory: Path, **changes: Any) -> Path:
     path = directory / "tiny.yaml"
     path.write_text(yaml.safe_dump({**TINY, **changes}))
     return path
+
+
+def env_of(algo: str) -> str:
+    return str({**TINY, **ALGORITHMS[algo]}["env_id"])
 
 
 def train(directory: Path, **changes: Any) -> Path:
@@ -56,10 +68,10 @@ def train(directory: Path, **changes: Any) -> Path:
     return run_dir
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run that tests only read."""
-    return train(tmp_path_factory.mktemp("trained"))
+@pytest.fixture(scope="module", params=list(ALGORITHMS))
+def trained(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A finished run of each algorithm that tests only read."""
+    return train(tmp_path_factory.mktemp("trained"), **ALGORITHMS[request.param])
 
 
 @pytest.fixture
@@ -298,20 +310,25 @@ def test_a_finished_run_says_so_and_holds_its_files(trained: Path) -> None:
     assert {row["step"] for row in read_metrics(context_of(trained))} == {64, 128}
 
 
-def test_training_reports_its_result_and_where_it_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_dir = train(tmp_path)
+@EVERY_ALGORITHM
+def test_training_reports_its_result_and_where_it_lies(
+    algo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = train(tmp_path, **ALGORITHMS[algo])
     printed = capsys.readouterr()
-    assert f"Training ppo on CartPole-v1, seed 7, in {run_dir}" in printed.err
+    assert f"Training {algo} on {env_of(algo)}, seed 7, in {run_dir}" in printed.err
     assert re.search(r"global_step +128", printed.out)
     assert f"{run_dir}\n" in printed.out
     assert f"{run_dir / 'checkpoints' / 'step_128.pt'}\n" in printed.out
 
 
-def test_flags_override_the_file(tmp_path: Path) -> None:
-    argv = ["train", "--config", str(write_config(tmp_path)), "--output-dir", str(tmp_path / "runs")]
+@EVERY_ALGORITHM
+def test_flags_override_the_file(algo: str, tmp_path: Path) -> None:
+    config = write_config(tmp_path, **ALGORITHMS[algo])
+    argv = ["train", "--config", str(config), "--output-dir", str(tmp_path / "runs")]
     assert main([*argv, "--seed", "3", "--total-timesteps", "64", "--set", "algo_kwargs.gamma=0.5"]) == 0
     (run_dir,) = (tmp_path / "runs").iterdir()
-    assert run_dir.name.startswith("ppo__CartPole-v1__seed3__")
+    assert run_dir.name.startswith(f"{algo}__{env_of(algo)}__seed3__")
     written = yaml.safe_load((run_dir / "config.yaml").read_text())
     assert (written["seed"], written["total_timesteps"], written["algo_kwargs"]["gamma"]) == (3, 64, 0.5)
 
@@ -323,7 +340,7 @@ def test_eval_plays_the_episodes_of_a_file_or_a_run(
     assert main(["eval", "--checkpoint", str(trained / source), "--num-episodes", "3"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"eval_episodes +3 *\n", printed)
-    assert re.search(r"eval_return_mean +\d+\.\d\d", printed)
+    assert re.search(r"eval_return_mean +-?[\d,]+\.\d\d", printed)
 
 
 def test_eval_takes_the_best_checkpoint_when_asked(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -341,7 +358,8 @@ def test_list_shows_every_run_the_unreadable_ones_too(own_run: Path, capsys: pyt
         (root / name / "metadata.json").write_text(content)
     assert main(["list", str(root)]) == 0
     rows = {line.split()[-1]: line for line in capsys.readouterr().out.splitlines() if line}
-    assert re.match(rf"ppo +CartPole-v1 +7 +128 +\d+\.\d +completed +{own_run.name}", rows[own_run.name])
+    algo, env_id, *_ = own_run.name.split("__")
+    assert re.match(rf"{algo} +{env_id} +7 +128 +-?[\d,]+\.\d +completed +{own_run.name}", rows[own_run.name])
     assert "unreadable" in rows["torn"]
     assert "unreadable" in rows["odd"]
 
@@ -415,7 +433,7 @@ def planned_counts(argv: list[str], capsys: pytest.CaptureFixture[str]) -> dict[
     assert main([*argv, "--dry-run"]) == 0
     rows = {cells[0]: cells[-1] for cells in table(capsys.readouterr().out)}
     names = ("rollouts", "env steps", "gradient steps", "evaluations", "checkpoints")
-    return {name: int(rows[name].replace(",", "")) for name in names}
+    return {name: int(rows[name].replace(",", "")) for name in names if name in rows}
 
 
 @pytest.mark.parametrize(
@@ -427,6 +445,9 @@ def planned_counts(argv: list[str], capsys: pytest.CaptureFixture[str]) -> dict[
         {"total_timesteps": 1, "num_envs": 3, "eval_interval": 7, "checkpoint_interval": 1000},
         {"total_timesteps": 96, "num_envs": 3, "eval_episodes": 0, "checkpoint_interval": 48},
         {"algo_kwargs": {**TINY_PPO, "minibatch_size": 24, "update_epochs": 3}, "eval_interval": 1},
+        ALGORITHMS["dqn"],
+        ALGORITHMS["sac"],
+        {**ALGORITHMS["sac"], "total_timesteps": 100, "num_envs": 3, "eval_interval": 50, "checkpoint_interval": 30},
     ],
     ids=str,
 )
@@ -437,8 +458,9 @@ def test_what_a_dry_run_counts_is_what_the_run_does(
     planned = planned_counts(["train", "--config", str(write_config(tmp_path, **kept))], capsys)
     run_dir = train(tmp_path, **kept)
     metadata, rows = read_metadata(context_of(run_dir)), read_metrics(context_of(run_dir))
+    rollouts = {} if "algo" in changes else {"rollouts": sum("train/loss" in row for row in rows)}  # PPO alone has them
     assert planned == {
-        "rollouts": sum("train/loss" in row for row in rows),
+        **rollouts,
         "env steps": metadata["global_step"],
         "gradient steps": metadata["metrics"]["num_updates"],
         "evaluations": sum("eval/mean_reward" in row for row in rows),
@@ -459,9 +481,15 @@ def metrics_written(output_dir: Path) -> bool:
     return any(path.stat().st_size for path in output_dir.glob("*/metrics.jsonl"))
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_the_run_before_it_ends(number: signal.Signals, exit_code: int, tmp_path: Path) -> None:
-    config = write_config(tmp_path, total_timesteps=10**9, log_interval=1, eval_interval=0, compile="off")
+@pytest.mark.parametrize(
+    ("algo", "number", "exit_code"),
+    [("ppo", signal.SIGINT, 130), ("dqn", signal.SIGTERM, 143), ("sac", signal.SIGINT, 130)],
+)
+def test_a_signal_saves_the_run_before_it_ends(
+    algo: str, number: signal.Signals, exit_code: int, tmp_path: Path
+) -> None:
+    endless = {"total_timesteps": 10**9, "log_interval": 1, "eval_interval": 0, "compile": "off"}
+    config = write_config(tmp_path, **ALGORITHMS[algo], **endless)
     command = [
         sys.executable,
         "-m",
@@ -483,7 +511,7 @@ def test_a_signal_saves_the_run_before_it_ends(number: signal.Signals, exit_code
         rest = process.stderr.read()
         process.wait()
         deadline.cancel()
-    assert first_line.startswith("Training ppo on CartPole-v1")
+    assert first_line.startswith(f"Training {algo} on {env_of(algo)}")
     assert process.returncode == exit_code
     (run_dir,) = (tmp_path / "r").iterdir()
     metadata = read_metadata(context_of(run_dir))

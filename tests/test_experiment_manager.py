@@ -13,19 +13,19 @@ from rl_training.experiment.runs import context_of, read_metadata, read_metrics
 from rl_training.runtime.callbacks import Callback
 
 
-def test_setup_gives_a_trainer_that_trains_once(make_config: MakeConfig) -> None:
-    trainer = DefaultExperimentManager().setup(make_config())
+def test_setup_gives_a_trainer_that_trains_once(make_each: MakeConfig) -> None:
+    trainer = DefaultExperimentManager().setup(make_each())
     assert trainer.train().metrics["global_step"] == 128
     with pytest.raises(TrainingStateError, match="trained already"):
         trainer.train()
 
 
-def test_a_trainer_that_failed_does_not_silently_start_over(make_config: MakeConfig) -> None:
+def test_a_trainer_that_failed_does_not_silently_start_over(make_each: MakeConfig) -> None:
     class Fail(Callback):
         def on_update_end(self, trainer: Any, result: Any) -> None:
             raise RuntimeError("failed")
 
-    trainer = DefaultExperimentManager().setup(make_config(), callbacks=[Fail()])
+    trainer = DefaultExperimentManager().setup(make_each(), callbacks=[Fail()])
     with pytest.raises(RuntimeError, match="failed"):
         trainer.train()
     with pytest.raises(TrainingStateError, match="resume its run directory"):
@@ -41,13 +41,13 @@ def test_setup_refuses_a_config_that_cannot_train_and_makes_nothing(make_config:
         assert not config.output_dir.exists()
 
 
-def test_setup_itself_makes_no_directory(make_config: MakeConfig) -> None:
-    config = make_config()
+def test_setup_itself_makes_no_directory(make_each: MakeConfig) -> None:
+    config = make_each()
     DefaultExperimentManager().setup(config)
     assert not config.output_dir.exists()
 
 
-def test_resume_hands_its_callbacks_on_and_continues_in_place(make_config: MakeConfig) -> None:
+def test_resume_hands_its_callbacks_on_and_continues_in_place(make_each: MakeConfig) -> None:
     seen: list[int] = []
 
     class Watch(Callback):
@@ -55,7 +55,7 @@ def test_resume_hands_its_callbacks_on_and_continues_in_place(make_config: MakeC
             seen.append(trainer.global_step)
 
     manager = DefaultExperimentManager()
-    first = manager.setup(make_config()).train()
+    first = manager.setup(make_each()).train()
     trainer = manager.resume(first.run_dir, total_timesteps=256, callbacks=[Watch()])
     assert trainer.train().run_dir == first.run_dir
     with pytest.raises(TrainingStateError, match="trained already"):
@@ -68,9 +68,9 @@ def test_resume_hands_its_callbacks_on_and_continues_in_place(make_config: MakeC
     assert steps == [64, 128, 192, 256]
 
 
-def test_a_trainer_that_is_late_sees_what_another_has_done_and_drops_nothing(make_config: MakeConfig) -> None:
+def test_a_trainer_that_is_late_sees_what_another_has_done_and_drops_nothing(make_each: MakeConfig) -> None:
     manager = DefaultExperimentManager()
-    first = manager.setup(make_config()).train()
+    first = manager.setup(make_each()).train()
     slow = manager.resume(first.run_dir, total_timesteps=192)
     fast = manager.resume(first.run_dir, total_timesteps=256).train()
     assert fast.metrics["global_step"] == 256
@@ -80,9 +80,9 @@ def test_a_trainer_that_is_late_sees_what_another_has_done_and_drops_nothing(mak
     assert {path: path.read_bytes() for path in first.run_dir.rglob("*") if path.is_file()} == files
 
 
-def test_a_late_trainer_with_a_larger_budget_goes_on_from_the_newest_checkpoint(make_config: MakeConfig) -> None:
+def test_a_late_trainer_with_a_larger_budget_goes_on_from_the_newest_checkpoint(make_each: MakeConfig) -> None:
     manager = DefaultExperimentManager()
-    first = manager.setup(make_config()).train()
+    first = manager.setup(make_each()).train()
     slow = manager.resume(first.run_dir, total_timesteps=320)
     manager.resume(first.run_dir, total_timesteps=256).train()
     assert slow.train().metrics["global_step"] == 320
@@ -90,10 +90,10 @@ def test_a_late_trainer_with_a_larger_budget_goes_on_from_the_newest_checkpoint(
 
 
 def test_a_checkpoint_to_go_on_from_is_read_while_the_lock_is_held(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    make_each: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager = DefaultExperimentManager()
-    first = manager.setup(make_config()).train()
+    first = manager.setup(make_each()).train()
     held: list[bool] = []
 
     def read(path: Path) -> OpenedCheckpoint:
@@ -110,9 +110,9 @@ def test_a_checkpoint_to_go_on_from_is_read_while_the_lock_is_held(
     assert not (first.run_dir / "run.lock").exists()
 
 
-def test_the_lock_is_given_back_when_a_resume_fails(make_config: MakeConfig) -> None:
+def test_the_lock_is_given_back_when_a_resume_fails(make_each: MakeConfig) -> None:
     manager = DefaultExperimentManager()
-    first = manager.setup(make_config()).train()
+    first = manager.setup(make_each()).train()
     trainer = manager.resume(first.run_dir, total_timesteps=192)
     for path in first.checkpoint_path.parent.glob("*.pt"):
         path.write_bytes(b"damaged")
@@ -122,18 +122,18 @@ def test_the_lock_is_given_back_when_a_resume_fails(make_config: MakeConfig) -> 
     RunLock(first.run_dir).acquire().release()
 
 
-def test_a_run_in_use_is_refused_before_it_is_read(make_config: MakeConfig) -> None:
+def test_a_run_in_use_is_refused_before_it_is_read(make_each: MakeConfig) -> None:
     manager = DefaultExperimentManager()
-    first = manager.setup(make_config()).train()
+    first = manager.setup(make_each()).train()
     lock = RunLock(first.run_dir).acquire()
     with pytest.raises(RunDirectoryError, match=f"in use by process {os.getpid()} on "):
         manager.resume(first.run_dir, total_timesteps=192)
     lock.release()
 
 
-def test_a_complete_run_gives_its_result_again_and_refuses_a_smaller_budget(make_config: MakeConfig) -> None:
+def test_a_complete_run_gives_its_result_again_and_refuses_a_smaller_budget(make_each: MakeConfig) -> None:
     manager = DefaultExperimentManager()
-    first = manager.setup(make_config()).train()
+    first = manager.setup(make_each()).train()
     for budget in (None, 128):
         assert manager.resume(first.run_dir, budget).train() == first
     with pytest.raises(ConfigError, match="total_timesteps=100: already trained for 128 steps"):
