@@ -28,7 +28,8 @@ def test_importing_the_package_or_its_command_line_does_not_import_torch_or_trac
 
 def test_extras_are_imported_when_they_are_used() -> None:
     extras = {"tensorboard", "wandb", "mlflow", "matplotlib", "PIL", "imageio_ffmpeg", "pygame"}
-    assert not extras & loaded_by("import rl_training.recording.episodes")
+    for module in ("rl_training.recording.episodes", "rl_training.results.report.film"):
+        assert not extras & loaded_by(f"import {module}")
 
 
 def test_the_console_script_is_the_command_line() -> None:

@@ -4,6 +4,7 @@ import base64
 import html
 import re
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,6 +86,21 @@ def test_an_env_that_cannot_be_drawn_costs_the_film_alone(
     assert told.startswith(f"note: no film: {reason}")
     assert told.count("\n") == 1
     assert f"No film: {reason}" in page.read_text()
+
+
+def test_a_report_without_pillow_has_no_film_and_names_the_extra(
+    painted: Painted,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_dir, page = painted(), tmp_path / "report.html"
+    capsys.readouterr()
+    monkeypatch.setitem(sys.modules, "PIL", None)  # as Python marks what cannot be imported
+    assert main(["report", str(run_dir), "--output", str(page)]) == 0
+    reason = "a film needs an extra: pip install 'rl-training[video]'"
+    assert capsys.readouterr().err == f"note: no film: {reason}\n"
+    assert f"No film: {reason}" in html.unescape(page.read_text())
 
 
 def test_a_slow_env_is_shown_for_less_long(

@@ -83,11 +83,12 @@ def _film(run: "Run") -> "Animation":
     from rl_training.experiment.checkpointing import BEST_NAME
     from rl_training.experiment.runs import context_of
     from rl_training.recording.episodes import draw_episode, play_for_recording
-    from rl_training.results.report.film import encode_film, image_size
+    from rl_training.results.report.film import check_film, encode_film, image_size
     from rl_training.results.report.model import Animation
     from rl_training.runtime.evaluator import evaluation_seeds
     from rl_training.runtime.workflows import load_agent
 
+    check_film()
     prepare_headless()
     best = (context_of(run.run_dir).checkpoints_dir / BEST_NAME).exists()
     agent = load_agent(run.run_dir, best=best)
