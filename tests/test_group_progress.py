@@ -30,10 +30,10 @@ def some_progress() -> list[SeedProgress]:
     done, failed, running, waiting = (SeedProgress.of(record, 1_000) for record in SEEDS)
     metrics = {"eval_return_mean": 500.0}
     update = {"status": "completed", "global_step": 1_000, "wall_seconds": 12.3, "metrics": metrics}
-    done.settle(SEEDS[0].model_copy(update=update))
+    done.apply_record(SEEDS[0].model_copy(update=update))
     update = {"status": "failed", "global_step": 200, "reason": "OSError: [no] simulator"}
-    failed.settle(SEEDS[1].model_copy(update=update))
-    running.settle(SEEDS[2].model_copy(update={"status": "running"}))
+    failed.apply_record(SEEDS[1].model_copy(update=update))
+    running.apply_record(SEEDS[2].model_copy(update={"status": "running"}))
     running.advance(100, {}, clock=10.0)
     running.advance(400, {"rollout/ep_rew_mean": 21.5, "eval/mean_reward": 33.0}, clock=13.0)
     return [done, failed, running, waiting]

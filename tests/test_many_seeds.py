@@ -27,7 +27,7 @@ from rl_training.errors import ConfigError, RunDirectoryError, TrainingStateErro
 from rl_training.experiment.groups import format_seeds, parse_seeds, read_group
 from rl_training.experiment.runs import context_of, find_runs, read_metadata, update_metadata
 from rl_training.groups.many_seeds import resolve_jobs, resume_seeds, train_seeds
-from rl_training.groups.seed_process import Lifeline
+from rl_training.groups.seed_process import OwnerLink
 from rl_training.runtime.callbacks import StopRules
 from rl_training.runtime.trainer import TrainerState
 
@@ -566,7 +566,7 @@ def test_an_owner_that_does_not_listen_does_not_hold_a_run_up(make_config: MakeC
     state = TrainerState(
         "ppo", config.output_dir, config, metrics={f"train/number_{index}": 1.0 for index in range(50)}
     )
-    lifeline = Lifeline(theirs)
+    lifeline = OwnerLink(theirs)
     for _ in range(5_000):
         lifeline.on_eval_end(state, {})
     assert ours.recv().step == 0

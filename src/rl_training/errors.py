@@ -73,7 +73,7 @@ class TrainingInterrupted(KeyboardInterrupt):
         self.signal_number = signal_number
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error in one line, for messages and files."""
     return without_credentials(f"{type(error).__name__}: {' '.join(str(error).split())}")
 
@@ -83,6 +83,6 @@ def without_credentials(text: str) -> str:
     return _CREDENTIALS.sub("", text)
 
 
-def exit_told(code: int) -> str:
+def describe_exit(code: int) -> str:
     """How a process ended that gave no error, for messages; negative codes are signals."""
     return f"its process exited with code {code}" if code >= 0 else f"it was killed by {signal.Signals(-code).name}"

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from rl_training.errors import ConfigError, told
+from rl_training.errors import ConfigError, describe_error
 from rl_training.trust import admit_env_module
 
 
@@ -29,4 +29,4 @@ def import_object(path: str, field: str) -> Any:
     except AttributeError:
         raise ConfigError(f"{field}={path!r}: {module} has no {name}") from None
     except Exception as error:  # whatever a module raises while it is imported
-        raise ConfigError(f"{field}={path!r}: {module} cannot be imported ({told(error)})") from None
+        raise ConfigError(f"{field}={path!r}: {module} cannot be imported ({describe_error(error)})") from None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_training.algorithms.base import ComputeGradients, GradientStep
 from rl_training.algorithms.step_packages import CompiledStep, load_step, package_key
-from rl_training.errors import NonFiniteUpdateError, told
+from rl_training.errors import NonFiniteUpdateError, describe_error
 from rl_training.policies.params import FlatLayout, HostedParams
 from rl_training.signals import waiting_for_others
 
@@ -249,7 +249,7 @@ class Optimizer:
             try:
                 self._compiled[like] = self._compile(step, inputs, compile_as)
             except Exception as error:
-                warnings.warn(f"compiling failed ({told(error)[:200]}): updates run eagerly", stacklevel=2)
+                warnings.warn(f"compiling failed ({describe_error(error)[:200]}): updates run eagerly", stacklevel=2)
                 self._compile_as = None
                 return self.apply(step)
         numbers, *errors = self._compiled[like].run(inputs)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from rl_training.compiling import cache_dir, remember_compiling
 from rl_training.cores import cpu_features
-from rl_training.errors import exit_told, told
+from rl_training.errors import describe_error, describe_exit
 from rl_training.interpreters import isolated_command
 from rl_training.policies.params import HostedParams
 from rl_training.private import make_private_folder, open_private
@@ -249,7 +249,7 @@ def _compile_elsewhere(step: Step, inputs: Sequence[Tensor], package: Path) -> N
     if compiler.returncode != 0:
         lines = errors.decode(errors="replace").strip().splitlines()
         told_by_itself = lines[-1].removeprefix("RuntimeError: ") if lines and compiler.returncode > 0 else None
-        raise RuntimeError(told_by_itself or exit_told(compiler.returncode))
+        raise RuntimeError(told_by_itself or describe_exit(compiler.returncode))
 
 
 def _order_and_wait(compiler: "subprocess.Popen[bytes]", order: bytes) -> bytes:
@@ -340,6 +340,6 @@ def main(arguments: Sequence[str]) -> int:
         threading.Thread(target=_end_with_owner, daemon=True).start()
         _compile_here(order, Path(arguments[0]))
     except Exception as error:
-        print(told(error), file=sys.stderr)
+        print(describe_error(error), file=sys.stderr)
         return 1
     return 0

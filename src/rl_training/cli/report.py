@@ -68,14 +68,14 @@ def report(
 
 def make_film(run: "Run") -> "Animation | str":
     """Film the best agent of a run, or else its newest one; where that fails, return the reason in one line."""
-    from rl_training.errors import RLTrainingError, told
+    from rl_training.errors import RLTrainingError, describe_error
 
     try:
         return _film(run)
     except RLTrainingError as error:
         return " ".join(str(error).split())
     except Exception as error:  # an env may raise anything, and the report is still worth having
-        return told(error)
+        return describe_error(error)
 
 
 def _film(run: "Run") -> "Animation":

@@ -17,7 +17,7 @@ from rl_training.streams import derive_seed
 
 Array = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
+DoubleArray = npt.NDArray[np.float64]
 Seeds = int | list[int | None] | None
 ResetResult = tuple[Any, dict[str, Any]]
 VectorReset = Callable[[BoolArray, list[int | None], dict[str, Any] | None], ResetResult]
@@ -93,7 +93,7 @@ class EpisodeTracker:
         self.out_of_step = True
         return taken
 
-    def record(self, actions: Array, rewards: FloatArray, ended: BoolArray) -> dict[str, Any]:
+    def record(self, actions: Array, rewards: DoubleArray, ended: BoolArray) -> dict[str, Any]:
         """Count one step of every env; the infos of the episodes that ended with it, if any did.
 
         `actions` [env, ...] are kept, so they must be the tracker's own copy.
@@ -157,7 +157,7 @@ class EpisodeTracker:
         """Which episode an env is brought back to, for messages."""
         return f"env {index}, restore of episode {self.episode_numbers[index]}"
 
-    def check_numbers(self, obs: Any, actions: Array, rewards: FloatArray) -> None:
+    def check_numbers(self, obs: Any, actions: Array, rewards: DoubleArray) -> None:
         """Refuse rewards and observations that are not finite or not in a Discrete space, before anything uses them."""
         check_obs(obs, self._choices, lambda index: self.locate(index, actions[index]))
         if not _all_finite(rewards):

@@ -23,7 +23,7 @@ from rl_training.envs.vector.native import NativeEpisodeVectorEnv
 from rl_training.envs.vector.process import AsyncEpisodeVectorEnv
 from rl_training.envs.vector.protocol import EnvFactory
 from rl_training.envs.vector.sync import AnyEnv, EpisodeVectorEnv, SyncEpisodeVectorEnv
-from rl_training.errors import EnvironmentSetupError, EnvironmentStepError, told
+from rl_training.errors import EnvironmentSetupError, EnvironmentStepError, describe_error
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.validation import nearest_name
 from rl_training.limits import check_open_files, check_processes
@@ -183,7 +183,7 @@ def _open_env(config: TrainConfig, opened: ExitStack) -> None:
     try:
         env.reset(seed=0)
     except Exception as error:
-        raise EnvironmentStepError(f"{config.env_id}, reset with seed 0: {told(error)}") from error
+        raise EnvironmentStepError(f"{config.env_id}, reset with seed 0: {describe_error(error)}") from error
 
 
 def make_single_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rl_training.errors import EnvironmentStepError, RLTrainingError, told
+from rl_training.errors import EnvironmentStepError, RLTrainingError, describe_error
 from rl_training.signals import SignalExit
 
 STEP_PATIENCE = 1.0
@@ -74,4 +74,4 @@ class EnvCalls:
 def _failure_text(failure: BaseException) -> str:
     if isinstance(failure, SystemExit):
         return f"it called sys.exit({failure.code!r})"
-    return str(failure) if isinstance(failure, EnvInterrupt) else told(failure)
+    return str(failure) if isinstance(failure, EnvInterrupt) else describe_error(failure)

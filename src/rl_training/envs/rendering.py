@@ -12,7 +12,7 @@ from gymnasium.error import DependencyNotInstalled
 
 from rl_training.envs.factory import make_single_env, missing_dependency
 from rl_training.envs.restore import AnyEnv
-from rl_training.errors import EnvironmentSetupError, told
+from rl_training.errors import EnvironmentSetupError, describe_error
 from rl_training.experiment.config import TrainConfig
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3]
@@ -62,7 +62,7 @@ def draw(env: AnyEnv, env_id: str) -> Pixels:
     except DependencyNotInstalled as error:
         raise EnvironmentSetupError(f"drawing {env_id}: {missing_dependency(env_id, error)}") from None
     except Exception as error:  # simulators and drivers raise what they like
-        raise EnvironmentSetupError(f"{env_id} cannot be drawn here ({told(error)}){_hint()}") from error
+        raise EnvironmentSetupError(f"{env_id} cannot be drawn here ({describe_error(error)}){_hint()}") from error
     pixels = np.asarray(frame)
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         raise EnvironmentSetupError(

@@ -14,7 +14,7 @@ from gymnasium import Env
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit
 
 from rl_training.envs.samples import RunningEpisode
-from rl_training.errors import CheckpointError, told
+from rl_training.errors import CheckpointError, describe_error
 
 AnyEnv = Env[Any, Any]
 
@@ -36,7 +36,7 @@ def restore_env(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Rest
     try:
         return bring_back(env, episode, expected_obs)
     except Exception as error:  # an env that fails only now is no function of its seed and actions
-        return Restored(None, f"replaying its actions raised {told(error)}")
+        return Restored(None, f"replaying its actions raised {describe_error(error)}")
 
 
 def bring_back(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from rl_training.errors import told
+from rl_training.errors import describe_error
 from rl_training.interpreters import start_fork_server
 from rl_training.processes import kill_tree
 
@@ -26,7 +26,7 @@ def call_in_process(function: Callable[[], T], seconds: float) -> T:
         start_fork_server(context.get_start_method())
         process.start()
     except (AssertionError, OSError) as error:  # a daemonic process may have no children; others may be too many
-        raise SubprocessError(f"no process can be started: {told(error)}") from None
+        raise SubprocessError(f"no process can be started: {describe_error(error)}") from None
     sender.close()  # so that the end of the process is the end of the pipe
     try:
         if not receiver.poll(seconds):
@@ -56,7 +56,7 @@ def _call(function: Callable[[], Any], sender: Connection) -> None:
     try:
         sender.send((None, function()))
     except Exception as error:  # an env may raise anything; the owner tells the user
-        sender.send((told(error), None))
+        sender.send((describe_error(error), None))
 
 
 def _silence() -> None:

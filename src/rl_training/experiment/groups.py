@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator
 
-from rl_training.errors import ConfigError, RunDirectoryError, told
+from rl_training.errors import ConfigError, RunDirectoryError, describe_error
 from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
 from rl_training.experiment.files import check_folder, check_regular, read_json, write_text
 from rl_training.experiment.runs import (
@@ -169,7 +169,7 @@ def read_group(group_dir: Path) -> GroupRecord:
         content = read_json(path, _GROUP_LIMIT)
         found = content.pop("format")
     except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise RunDirectoryError(f"{group_dir} is not a group directory: {told(error)}") from None
+        raise RunDirectoryError(f"{group_dir} is not a group directory: {describe_error(error)}") from None
     if found != _FORMAT:
         raise RunDirectoryError(f"{path} has format {found}, this version reads {_FORMAT}: use the one that wrote it")
     try:

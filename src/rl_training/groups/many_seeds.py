@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from rl_training.cores import available_cores
-from rl_training.errors import ConfigError, RunDirectoryError, TrainingInterrupted, TrainingStateError, told
+from rl_training.errors import ConfigError, RunDirectoryError, TrainingInterrupted, TrainingStateError, describe_error
 from rl_training.experiment.config import TrainConfig, with_resolved_params
 from rl_training.experiment.groups import (
     GROUP_FILE,
@@ -29,7 +29,7 @@ from rl_training.experiment.groups import (
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import check_output_dir
 from rl_training.groups.observer import GroupObserver, SeedProgress, SilentObserver
-from rl_training.groups.seed_pool import News, Start, collected_signals, run_at_once
+from rl_training.groups.seed_pool import SeedEvent, Start, collected_signals, run_at_once
 from rl_training.groups.seed_process import Beat, Ending, SeedJob, in_seed_process
 from rl_training.limits import check_open_files
 from rl_training.memory import check_memory
@@ -197,27 +197,27 @@ class _GroupRun:
             make_callback=self._observer.make_seed_callback,
         )
 
-    def _take(self, event: tuple[int, News] | None, signals: list[int]) -> None:
+    def _take(self, event: tuple[int, SeedEvent] | None, signals: list[int]) -> None:
         if event is None:
             self._announce(signals)
         else:
             self._hear(*event)
         self._observer.update(list(self._progress.values()))
 
-    def _hear(self, seed: int, news: News) -> None:
+    def _hear(self, seed: int, event: SeedEvent) -> None:
         progress = self._progress[seed]
-        if isinstance(news, Beat):
-            progress.advance(news.step, news.metrics, time.monotonic())
+        if isinstance(event, Beat):
+            progress.advance(event.step, event.metrics, time.monotonic())
         else:
-            self._note(seed, news)
-            progress.settle(self._seed(seed))
-        if isinstance(news, Ending):
+            self._note(seed, event)
+            progress.apply_record(self._seed(seed))
+        if isinstance(event, Ending):
             self._observer.ended(progress)
 
-    def _note(self, seed: int, news: Start | Ending) -> None:
+    def _note(self, seed: int, event: Start | Ending) -> None:
         record = self._seed(seed)
-        if isinstance(news, Ending):
-            record = with_outcome(self._group.group_dir, record, news.status, news.reason)
+        if isinstance(event, Ending):
+            record = with_outcome(self._group.group_dir, record, event.status, event.reason)
         else:
             record = record.model_copy(update={"status": "running", "reason": None})
         self._record = self._record.with_seed(record)
@@ -228,7 +228,7 @@ class _GroupRun:
         try:
             write_group(self._group.group_dir, self._record)
         except OSError as error:
-            self._observer.say(f"{self._group.group_dir / GROUP_FILE} was not written: {told(error)}")
+            self._observer.say(f"{self._group.group_dir / GROUP_FILE} was not written: {describe_error(error)}")
 
     def _seed(self, seed: int) -> SeedRecord:
         return next(record for record in self._record.seeds if record.seed == seed)

@@ -32,10 +32,10 @@ class SeedProgress:
     def of(cls, record: SeedRecord, total: int) -> "SeedProgress":
         """As far as the group knows before any process has started."""
         progress = cls(record.seed, total)
-        progress.settle(record)
+        progress.apply_record(record)
         return progress
 
-    def settle(self, record: SeedRecord) -> None:
+    def apply_record(self, record: SeedRecord) -> None:
         """Take over how the seed stands in the group's record."""
         self.status, self.reason = record.status, record.reason
         self.step, self.seconds = record.global_step, record.wall_seconds

@@ -12,7 +12,7 @@ from types import FrameType
 
 import psutil
 
-from rl_training.errors import exit_told
+from rl_training.errors import describe_exit
 from rl_training.groups.seed_process import Beat, Ending, SeedJob, live, process_name
 from rl_training.interpreters import start_fork_server
 from rl_training.processes import kill_group, kill_tree
@@ -30,7 +30,7 @@ class Start:
     """A seed has got its process."""
 
 
-News = Start | Beat | Ending
+SeedEvent = Start | Beat | Ending
 
 
 class SeedProcess:
@@ -53,12 +53,12 @@ class SeedProcess:
     def receive(self) -> Beat | Ending | None:
         """What the process says, or that it has ended; waits if it says nothing."""
         try:
-            news: Beat | Ending = self.connection.recv()
+            event: Beat | Ending = self.connection.recv()
         except (EOFError, OSError):  # every copy of its end is closed
             return self._end()
-        if isinstance(news, Beat):
-            return news
-        self._ending = news  # it still has to clear up
+        if isinstance(event, Beat):
+            return event
+        self._ending = event  # it still has to clear up
         return None
 
     def _end(self) -> Ending:
@@ -68,7 +68,7 @@ class SeedProcess:
         if self._ending is not None:
             return self._ending
         code = self._process.exitcode
-        reason = "it went silent" if code is None else exit_told(code)
+        reason = "it went silent" if code is None else describe_exit(code)
         if self._stopping:
             return Ending("interrupted", reason)
         return Ending("failed", f"{reason} (out of memory?)" if code == -signal.SIGKILL else reason)
@@ -101,7 +101,7 @@ class SeedProcess:
 
 def run_at_once(
     jobs: Iterable[SeedJob], most: int, signals: Sequence[int]
-) -> Generator[tuple[int, News] | None, None, None]:
+) -> Generator[tuple[int, SeedEvent] | None, None, None]:
     """Give every job a process, `most` at a time; what becomes of them, by seed, or none when time has passed.
 
     `signals` grows: its first entry is passed on, and no further job begins; its second kills.
@@ -114,11 +114,11 @@ def run_at_once(
                 running.append(SeedProcess(waiting.popleft()))
                 yield running[-1].seed, Start()
             for process in _speaking(running):
-                news = process.receive()
-                if isinstance(news, Ending):
+                event = process.receive()
+                if isinstance(event, Ending):
                     running.remove(process)
-                if news is not None:
-                    yield process.seed, news
+                if event is not None:
+                    yield process.seed, event
             for process in running:
                 process.sweep()
                 _pass_on(signals, process)

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 
-from rl_training.errors import TrainingInterrupted, told
+from rl_training.errors import TrainingInterrupted, describe_error
 from rl_training.experiment.checkpointing import step_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import open_regular, set_aside
@@ -71,7 +71,7 @@ class Ending:
     reason: str | None = None
 
 
-class Lifeline(Callback):
+class OwnerLink(Callback):
     """Tells the owner how far the run is; without an owner, the run saves its state and ends."""
 
     def __init__(self, owner: Connection) -> None:
@@ -140,7 +140,7 @@ def live(job: SeedJob, owner: Connection) -> None:
     _print_to(job.log_path)
     try:
         reporting = [job.make_callback()] if job.make_callback else []
-        ending = _train(job, [*reporting, Lifeline(owner), *job.stop.callbacks()])
+        ending = _train(job, [*reporting, OwnerLink(owner), *job.stop.callbacks()])
         with suppress(OSError):
             owner.send(ending)
         if ending.status in ("completed", "stopped"):
@@ -179,7 +179,7 @@ def _train(job: SeedJob, callbacks: Sequence[Callback]) -> Ending:
         return Ending("interrupted", signal.SIGINT.name)
     except Exception as error:
         traceback.print_exc()
-        return Ending("failed", told(error))
+        return Ending("failed", describe_error(error))
 
 
 def _set_aside(context: RunContext) -> None:

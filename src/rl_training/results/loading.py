@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rl_training.errors import ConfigError, RunDirectoryError, told
+from rl_training.errors import ConfigError, RunDirectoryError, describe_error
 from rl_training.experiment.config import binding_differences
 from rl_training.experiment.files import check_regular
 from rl_training.experiment.runs import RunContext, context_of, find_runs, read_metadata, read_metrics
@@ -129,7 +129,7 @@ def load_run(run_dir: Path | str) -> Run:
     try:
         return _build_run(context, metadata)
     except (ConfigError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunDirectoryError(f"{run_dir} cannot be read: {told(error)}") from None
+        raise RunDirectoryError(f"{run_dir} cannot be read: {describe_error(error)}") from None
 
 
 def _build_run(context: RunContext, metadata: dict[str, Any]) -> Run:

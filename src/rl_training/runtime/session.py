@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.envs.vector.sync import EpisodeVectorEnv
-from rl_training.errors import CheckpointError, NonFiniteUpdateError, TrainingInterrupted, told
+from rl_training.errors import CheckpointError, NonFiniteUpdateError, TrainingInterrupted, describe_error
 from rl_training.experiment.checkpointing import (
     BEST_NAME,
     CheckpointState,
@@ -134,7 +134,7 @@ class TrainingSession:
         """Save a new run, so that it can be resumed from its first moment on; do what a resumed one was due to do."""
         if not step_checkpoints(self._run.run_context.checkpoints_dir):
             self.save()
-        self.settle()
+        self.do_due_work()
 
     @contextmanager
     def collecting(self) -> Iterator[Collection]:
@@ -188,18 +188,18 @@ class TrainingSession:
         self.state.metrics["train/n_updates"] = self.state.num_updates
         self._end_iteration()
         self.callbacks.on_update_end(self.state, result)
-        self.settle()
+        self.do_due_work()
 
     def skip_learning(self) -> None:
         """End one iteration of the loop that brought nothing to learn from."""
         self._end_iteration()
-        self.settle()
+        self.do_due_work()
 
     def _end_iteration(self) -> None:
         before, self.iterated_at = self.iterated_at, self.state.global_step
         self._due = [name for name, interval in self._intervals if crosses(interval, before, self.iterated_at)]
 
-    def settle(self) -> None:
+    def do_due_work(self) -> None:
         """Log, evaluate and save, as far as it is due; what a signal cuts short stays due in the checkpoint."""
         while self._due and not self.interrupted():
             {"log": self.log, "evaluate": self.evaluate, "save": self.save}[self._due[0]]()
@@ -370,14 +370,14 @@ class TrainingSession:
         cut_short = self.iterated_at < self.config.total_timesteps
         if not (cut_short and self.interrupted()):
             self._due += ["evaluate", "log"] if self._logged_at_step != self.state.global_step else ["evaluate"]
-        self.settle()
+        self.do_due_work()
         self.save()
         status: Status = "stopped" if cut_short else "completed"
         return self._end("interrupted" if self.interrupted() else status)
 
     def fail(self, error: BaseException) -> None:
         """An exception ended the loop: save what can be saved, and tell everybody; the caller raises the error."""
-        note = told(error)
+        note = describe_error(error)
         if isinstance(error, NonFiniteUpdateError):
             self._attempt(partial(self._keep_failed_step, error))
         if not isinstance(error, KeyboardInterrupt):  # a second Ctrl-C wants out at once, without saving

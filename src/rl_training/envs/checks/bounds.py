@@ -12,7 +12,7 @@ from gymnasium import spaces
 from rl_training.envs.checks.findings import Finding, Subject, random_actions
 from rl_training.envs.checks.recording import obs_fault, reward_fault
 from rl_training.envs.vector.sync import AnyEnv
-from rl_training.errors import told
+from rl_training.errors import describe_error
 
 _MOST_ACTIONS = 200  # of a Discrete space, and twice the dimensions of a Box
 _HELD = 5  # steps that an action is kept for
@@ -66,5 +66,5 @@ def _hold(env: AnyEnv, action: Any, seed: int) -> str | None:
             if terminated or truncated:
                 break
     except Exception as error:  # an env may raise anything; the answer names the action
-        return told(error)
+        return describe_error(error)
     return None

@@ -14,7 +14,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from rl_training.envs.checks.findings import Finding, Subject, random_actions
 from rl_training.envs.checks.recording import obs_fault
 from rl_training.envs.vector.sync import AnyEnv
-from rl_training.errors import told
+from rl_training.errors import describe_error
 
 # Advice that does not apply here: actions are scaled to their bounds, and those of observations are not used.
 # The check of spaces tells of actions without bounds; that the env is wrapped is our own doing.
@@ -96,7 +96,7 @@ def check_api(subject: Subject) -> Finding:
         try:
             check_env(_Copies(own_env(env)), skip_render_check=True, skip_close_check=True)
         except Exception as error:
-            text = _compact(str(error) if isinstance(error, AssertionError) else told(error))
+            text = _compact(str(error) if isinstance(error, AssertionError) else describe_error(error))
             if "truncates after 1 step" not in text:  # unusual, but nothing here minds it
                 return Finding("api", "problem", text, remedy)
     messages = [_compact(str(each.message)) for each in caught]

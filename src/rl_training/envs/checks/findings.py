@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from rl_training.envs.factory import make_single_env
 from rl_training.envs.vector.sync import AnyEnv
-from rl_training.errors import told
+from rl_training.errors import describe_error
 from rl_training.streams import derive_seed
 
 Status = Literal["ok", "warning", "problem"]
@@ -59,7 +59,7 @@ def guarded(name: str, check: Check, subject: Subject) -> Finding:
     try:
         return check(subject)
     except Exception as error:  # an env may raise anything
-        return Finding(name, "problem", told(error), "let the environment take this without raising")
+        return Finding(name, "problem", describe_error(error), "let the environment take this without raising")
 
 
 def random_actions(space: spaces.Space[Any], seed: int, purpose: str) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from rl_training.envs.checks.findings import Finding, Status, Subject, random_actions
 from rl_training.envs.restore import same_values
 from rl_training.envs.vector.sync import AnyEnv
-from rl_training.errors import told
+from rl_training.errors import describe_error
 from rl_training.streams import derive_seed
 
 _WATCHED = 8  # observations that are watched after they were returned: an env may cycle through a few buffers
@@ -66,7 +66,7 @@ def record(subject: Subject) -> Recording:
         with closing(subject.make()) as env:
             _Recorder(env, subject.seed, recording).play(subject.steps)
     except Exception as error:  # what was seen until then still tells something
-        recording.failure = f"{recording.place}: {told(error)}"
+        recording.failure = f"{recording.place}: {describe_error(error)}"
     return recording
 
 

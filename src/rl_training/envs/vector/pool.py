@@ -1,4 +1,4 @@
-"""Worker processes as their owner sees them: commands out, answers or accidents back, no endless wait."""
+"""Worker processes as their owner sees them: commands out, answers or failures back, no endless wait."""
 
 import multiprocessing
 import signal
@@ -23,7 +23,7 @@ from rl_training.envs.vector.serving import (
     receive,
     serve,
 )
-from rl_training.errors import exit_told
+from rl_training.errors import describe_exit
 from rl_training.interpreters import start_fork_server
 from rl_training.processes import kill_group, kill_tree
 from rl_training.signals import STOP_SIGNALS
@@ -34,14 +34,19 @@ _CLOSING_SECONDS = 2.0  # for envs to close in good order
 
 
 @dataclass(frozen=True)
-class Accident:
+class WorkerFailure:
     """Why a worker did not do what it was told, and which env it was busy with."""
 
     index: int
     cause: str
     trace: str = ""
     """The worker's own traceback, if its env raised."""
-    hopeless: bool = False
+    permanent: bool = False
+    """Whether a new start cannot help."""
+
+
+Failures = dict[int, WorkerFailure]
+"""By the number of the worker."""
 
 
 class Worker:
@@ -88,10 +93,10 @@ class Worker:
         self._busy = False
         return answer
 
-    def fate(self, otherwise: str) -> str:
+    def describe_end(self, otherwise: str) -> str:
         """How the process ended; `otherwise` if it goes on."""
         code = self.process.exitcode
-        return otherwise if code is None else exit_told(code)
+        return otherwise if code is None else describe_exit(code)
 
     def kill(self) -> None:
         """End the process, whatever it is doing, and the programs that its envs have started and not ended."""
@@ -141,33 +146,31 @@ class WorkerPool:
         envs = self.slices[number]
         return Worker(f"envs-{number}", envs, self._env_fns[envs.start : envs.stop], self._memory, self.workers)
 
-    def exchange(self, commands: dict[int, Command], seconds: float, answers: dict[int, Any]) -> dict[int, Accident]:
-        """Send all commands, then add what the envs answer (by their index) to `answers`; the accidents, by worker."""
+    def exchange(self, commands: dict[int, Command], seconds: float, answers: dict[int, Any]) -> Failures:
+        """Send all commands, then add what the envs answer (by their index) to `answers`; the failures, by worker."""
         countdown = Countdown(seconds)
-        accidents: dict[int, Accident] = {}
+        failures: Failures = {}
         for number, command in commands.items():
             worker = self.workers[number]
             self._arrays.current[worker.envs.start] = worker.envs.start
             try:
                 worker.send(command, countdown)
             except TimeoutError:
-                accidents[number] = self._accident(worker, "it takes no commands")
+                failures[number] = self._failure_of(worker, "it takes no commands")
             except OSError:
-                accidents[number] = self._gone(worker)
-        waiting = [number for number in commands if number not in accidents]
+                failures[number] = self._gone(worker)
+        waiting = [number for number in commands if number not in failures]
         while waiting:
             expired = not countdown.left()  # before the look: an answer may have come while this process was stopped
-            waiting = [number for number in waiting if not self._collect(number, countdown, answers, accidents)]
+            waiting = [number for number in waiting if not self._collect(number, countdown, answers, failures)]
             if waiting and expired:
                 silent = f"no answer within {seconds:g} s"
-                return accidents | {number: self._accident(self.workers[number], silent) for number in waiting}
+                return failures | {number: self._failure_of(self.workers[number], silent) for number in waiting}
             if waiting:
                 self._wait(waiting, countdown)
-        return accidents
+        return failures
 
-    def _collect(
-        self, number: int, countdown: Countdown, answers: dict[int, Any], accidents: dict[int, Accident]
-    ) -> bool:
+    def _collect(self, number: int, countdown: Countdown, answers: dict[int, Any], failures: Failures) -> bool:
         """Whether a worker's answer, or the news of its end, has come."""
         worker = self.workers[number]
         try:
@@ -175,12 +178,12 @@ class WorkerPool:
         except TimeoutError:
             if worker.process.exitcode is None:
                 return False
-            accidents[number] = self._accident(worker, "")
+            failures[number] = self._failure_of(worker, "")
         except (EOFError, OSError):
-            accidents[number] = self._gone(worker)
+            failures[number] = self._gone(worker)
         else:
             if isinstance(answer, Failure):
-                accidents[number] = Accident(answer.index, answer.text, answer.trace, answer.hopeless)
+                failures[number] = WorkerFailure(answer.index, answer.text, answer.trace, answer.permanent)
             else:
                 answers |= answer
         return True
@@ -194,12 +197,12 @@ class WorkerPool:
         signs = [sign for worker in waiting for sign in (worker.end, worker.process.sentinel)]
         wait(signs, min(countdown.left(), SLICE_SECONDS))
 
-    def _accident(self, worker: Worker, otherwise: str) -> Accident:
-        return Accident(int(self._arrays.current[worker.envs.start]), worker.fate(otherwise))
+    def _failure_of(self, worker: Worker, otherwise: str) -> WorkerFailure:
+        return WorkerFailure(int(self._arrays.current[worker.envs.start]), worker.describe_end(otherwise))
 
-    def _gone(self, worker: Worker) -> Accident:
+    def _gone(self, worker: Worker) -> WorkerFailure:
         worker.process.join(_DYING_SECONDS)  # its end of the channel is closed before its exit code is known
-        return self._accident(worker, "it went silent in the middle of an answer")
+        return self._failure_of(worker, "it went silent in the middle of an answer")
 
     def stop(self) -> None:
         """Ask politely, wait a little, then kill: returns within seconds, whatever the workers do."""

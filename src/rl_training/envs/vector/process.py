@@ -18,7 +18,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds
 from rl_training.envs.guard import REPLAYED_STEP, RESET_PATIENCE
 from rl_training.envs.restore import bring_back, restore_env
-from rl_training.envs.vector.pool import Accident, WorkerPool
+from rl_training.envs.vector.pool import Failures, WorkerFailure, WorkerPool
 from rl_training.envs.vector.protocol import EnvFactory, Restoration, StepResult, finish_restore, finish_step
 from rl_training.envs.vector.serving import BringBack, Command, SharedArrays, make_shared_memory
 from rl_training.errors import CheckpointError, EnvironmentSetupError, EnvironmentStepError, TrainingStateError
@@ -51,7 +51,7 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
     """Steps the envs in worker processes, and starts a worker again when it fails.
 
     The restarts are counted in a row: once a worker has done what it failed at, the count begins anew. So a run of
-    days outlives any number of rare accidents, while an env that cannot get past one step ends it soon.
+    days outlives any number of rare failures, while an env that cannot get past one step ends it soon.
     """
 
     def __init__(
@@ -164,9 +164,9 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
             return self.tracker.state_dict()
         states: dict[int, Any] = {}
         commands: dict[int, Command] = dict.fromkeys(range(len(self._pool.slices)), ("state", None))
-        for accident in self._pool.exchange(commands, self._step_timeout, states).values():
-            if accident.trace:
-                raise CheckpointError(f"env {accident.index}: {accident.cause}") from WorkerError(accident.trace)
+        for failure in self._pool.exchange(commands, self._step_timeout, states).values():
+            if failure.trace:
+                raise CheckpointError(f"env {failure.index}: {failure.cause}") from WorkerError(failure.trace)
         return self.tracker.state_dict([states.get(index) for index in range(self.num_envs)])
 
     def restore(self, state: dict[str, Any], last_obs: Any) -> Restoration:
@@ -209,64 +209,64 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
         if self.closed:
             raise TrainingStateError("these envs are closed: make new ones")
         answers: dict[int, Any] = {}
-        accidents = self._pool.exchange(task.commands, task.seconds, answers)
+        failures = self._pool.exchange(task.commands, task.seconds, answers)
         restarts = 0
-        while accidents:
-            self._judge(dict(sorted(accidents.items())), task, restarts)
+        while failures:
+            self._raise_or_warn(dict(sorted(failures.items())), task, restarts)
             restarts += 1
-            accidents = self._start_again(accidents, task, answers)
+            failures = self._start_again(failures, task, answers)
         return answers
 
-    def _judge(self, accidents: dict[int, Accident], task: Task, restarts: int) -> None:
+    def _raise_or_warn(self, failures: Failures, task: Task, restarts: int) -> None:
         """Raise the first failure, in the order of workers, that a new start cannot help; warn of the others."""
-        for number, accident in accidents.items():
-            if accident.hopeless or restarts == self._max_restarts:
+        for number, failure in failures.items():
+            if failure.permanent or restarts == self._max_restarts:
                 tried = f" (tried {restarts + 1} times)" if restarts else ""
-                self._give_up(f"{self._place(number, accident, task)}: {accident.cause}{tried}", accident)
-        for number, accident in accidents.items():
+                self._give_up(f"{self._place(number, failure, task)}: {failure.cause}{tried}", failure)
+        for number, failure in failures.items():
             envs = self._pool.slices[number]
             named = f"env {envs[0]}" if len(envs) == 1 else f"envs {envs[0]} to {envs[-1]}"
             warnings.warn(
-                f"worker {number} ({named}) failed at {self._place(number, accident, task)}: {accident.cause}; "
+                f"worker {number} ({named}) failed at {self._place(number, failure, task)}: {failure.cause}; "
                 f"it is started again ({restarts + 1} of at most {self._max_restarts} times in a row)",
                 stacklevel=4,
             )
 
-    def _place(self, number: int, accident: Accident, task: Task) -> str:
-        if task.concerned[accident.index]:
-            return task.locate(accident.index)
+    def _place(self, number: int, failure: WorkerFailure, task: Task) -> str:
+        if task.concerned[failure.index]:
+            return task.locate(failure.index)
         # The worker died before it came to an env: name the first one that it was to work on.
         return task.locate(next(index for index in self._pool.slices[number] if task.concerned[index]))
 
-    def _give_up(self, message: str, accident: Accident) -> NoReturn:
-        raise EnvironmentStepError(message) from (WorkerError(accident.trace) if accident.trace else None)
+    def _give_up(self, message: str, failure: WorkerFailure) -> NoReturn:
+        raise EnvironmentStepError(message) from (WorkerError(failure.trace) if failure.trace else None)
 
-    def _start_again(self, accidents: dict[int, Accident], task: Task, answers: dict[int, Any]) -> dict[int, Accident]:
+    def _start_again(self, failures: Failures, task: Task, answers: dict[int, Any]) -> Failures:
         """Replace the workers that failed, bring their envs back, and give their commands again; what fails now."""
-        for number in accidents:
+        for number in failures:
             self._pool.start_again(number)
         starts = self._starts()
-        failed = self._pool.exchange({number: starts[number] for number in accidents}, self._slow_timeout, {})
-        failed |= self._bring_back({number: accidents[number] for number in accidents if number not in failed}, task)
-        commands = {number: task.commands[number] for number in accidents if number not in failed}
+        failed = self._pool.exchange({number: starts[number] for number in failures}, self._slow_timeout, {})
+        failed |= self._bring_back({number: failures[number] for number in failures if number not in failed}, task)
+        commands = {number: task.commands[number] for number in failures if number not in failed}
         return failed | self._pool.exchange(commands, task.seconds, answers)
 
-    def _bring_back(self, accidents: dict[int, Accident], task: Task) -> dict[int, Accident]:
-        """Bring the envs of new workers to where they were before the accidents; what fails now."""
+    def _bring_back(self, failures: Failures, task: Task) -> Failures:
+        """Bring the envs of new workers to where they were before the failures; what fails now."""
         chosen = np.zeros(self.num_envs, dtype=np.bool_)
-        for number in accidents:
+        for number in failures:
             envs = self._pool.slices[number]
             chosen[envs.start : envs.stop] = task.resumed[envs.start : envs.stop]
         last_obs = list(iterate(self.observation_space, self._arrays.read(self._block)))
         commands = self._restore_commands(chosen, last_obs, bring_back, [None] * self.num_envs)
         reasons: dict[int, str] = {}
         failed = self._pool.exchange(commands, self._restore_timeout(chosen), reasons)
-        for number, accident in accidents.items():
+        for number, failure in failures.items():
             for index in self._pool.slices[number]:
                 if index in reasons:
-                    place = self._place(number, accident, task)
+                    place = self._place(number, failure, task)
                     reason = f"it is no function of its seed and the actions kept: {reasons[index]}"
                     self._give_up(
-                        f"{place}: {accident.cause}; env {index} could not be brought back, since {reason}", accident
+                        f"{place}: {failure.cause}; env {index} could not be brought back, since {reason}", failure
                     )
         return failed

@@ -9,12 +9,12 @@ from gymnasium import Space
 from gymnasium.spaces import Box
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from rl_training.envs.episodes import Array, BoolArray, EpisodeTracker, FloatArray, ResetResult
+from rl_training.envs.episodes import Array, BoolArray, DoubleArray, EpisodeTracker, ResetResult
 from rl_training.envs.restore import AnyEnv
 from rl_training.errors import EnvironmentStepError
 
 EnvFactory = Callable[[], AnyEnv]
-StepResult = tuple[Any, FloatArray, BoolArray, BoolArray, dict[str, Any]]
+StepResult = tuple[Any, DoubleArray, BoolArray, BoolArray, dict[str, Any]]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from rl_training.envs.episodes import Array
 from rl_training.envs.restore import AnyEnv, Restored, capture_state
 from rl_training.envs.samples import RunningEpisode
 from rl_training.envs.vector.protocol import EnvFactory, misfit
-from rl_training.errors import told
+from rl_training.errors import describe_error
 from rl_training.processes import kill_descendants, kill_group, kill_tree
 from rl_training.signals import STOP_SIGNALS, heeded_signals
 
@@ -47,7 +47,7 @@ class Failure:
     index: int
     text: str
     trace: str
-    hopeless: bool
+    permanent: bool
     """Whether another try would only show the same."""
 
 
@@ -198,9 +198,9 @@ class EnvServer:
         try:
             return pack(self._commands[name](argument))
         except MisfitError as error:
-            return pack(Failure(self._current, str(error), traceback.format_exc(), hopeless=True))
+            return pack(Failure(self._current, str(error), traceback.format_exc(), permanent=True))
         except Exception as error:
-            return pack(Failure(self._current, told(error), traceback.format_exc(), hopeless=False))
+            return pack(Failure(self._current, describe_error(error), traceback.format_exc(), permanent=False))
 
     @property
     def _current(self) -> int:

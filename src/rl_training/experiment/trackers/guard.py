@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rl_training.errors import told
+from rl_training.errors import describe_error
 from rl_training.experiment.trackers.base import Metrics, Outcome, Tracker
 
 _MAX_WAITING = 10_000  # logs; who is that far behind will not catch up
@@ -48,7 +48,8 @@ class GuardedTracker:
     def _leave_out(self, error: Exception) -> None:
         self._tracker = None
         warnings.warn(
-            f"tracker {self._name} failed and is left out ({told(error)}); metrics.jsonl has everything", stacklevel=3
+            f"tracker {self._name} failed and is left out ({describe_error(error)}); metrics.jsonl has everything",
+            stacklevel=3,
         )
 
 

@@ -5,7 +5,7 @@ import secrets
 import warnings
 from typing import Any
 
-from rl_training.errors import told
+from rl_training.errors import describe_error
 from rl_training.experiment.config import plain_config
 from rl_training.experiment.trackers.base import Metrics, Outcome, TrackedRun
 from rl_training.experiment.trackers.ledger import Ledger, open_ledger
@@ -81,6 +81,6 @@ def _resolve_mode(wanted: str | None) -> Any:
     try:
         wandb.Api(timeout=_ANSWER_SECONDS)
     except wandb.Error as error:
-        warnings.warn(f"W&B is written offline, for `wandb sync` ({told(error)})", stacklevel=2)
+        warnings.warn(f"W&B is written offline, for `wandb sync` ({describe_error(error)})", stacklevel=2)
         return "offline"
     return "online"

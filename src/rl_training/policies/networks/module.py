@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rl_training.errors import ConfigError, told
+from rl_training.errors import ConfigError, describe_error
 from rl_training.policies.networks.protocol import FloatArray, Network, Shape, Trace
 
 MakeModule = Callable[[Shape, int], nn.Module]
@@ -50,7 +50,7 @@ class ModuleNetwork:
             except Exception as error:
                 raise ConfigError(
                     f"the {self._name} network cannot be built for inputs {self._input_shape} and "
-                    f"{self._num_outputs} outputs: {told(error)}"
+                    f"{self._num_outputs} outputs: {describe_error(error)}"
                 ) from error
         if not isinstance(module, nn.Module):
             raise ConfigError(f"the {self._name} network must be a torch.nn.Module, not {type(module).__name__}")
@@ -67,7 +67,7 @@ class ModuleNetwork:
             try:
                 outputs = module(torch.zeros(_PROBE_ROWS, *self._input_shape))
             except Exception as error:
-                text = f"{who} fails for inputs of shape {self._input_shape}: {told(error)}"
+                text = f"{who} fails for inputs of shape {self._input_shape}: {describe_error(error)}"
                 raise ConfigError(text) from error
             draws = not torch.equal(before, torch.default_generator.get_state())
         if not isinstance(outputs, Tensor) or outputs.shape != (_PROBE_ROWS, self._num_outputs):
