@@ -28,7 +28,7 @@ def collect(
     rollout = build_rollout(config, learner)
     obs, _ = envs.reset()
     collection = Collection(obs)
-    collect_rollout(envs, learner, rollout, collection, interrupted=lambda: False)
+    collect_rollout(envs, learner.make_actor(range(2)), rollout, collection, 0, lambda: False)
     envs.close()
     return collection.result(), rollout
 
@@ -109,7 +109,7 @@ def test_continuous_actions_are_stored_unclipped_and_reach_the_env_clipped(make_
     envs = make_vector_env(config)
     learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
     rollout = build_rollout(config, learner)
-    collect_rollout(envs, learner, rollout, Collection(envs.reset()[0]), interrupted=lambda: False)
+    collect_rollout(envs, learner.make_actor(range(2)), rollout, Collection(envs.reset()[0]), 0, lambda: False)
     assert rollout.actions.abs().max() > 1.5
     assert np.abs(learner.policy.to_env(rollout.actions.flatten(0, 1).numpy())).max() == 2.0
 
@@ -121,7 +121,7 @@ def test_an_interruption_stops_between_two_steps(make_config: MakeConfig) -> Non
     rollout = build_rollout(config, learner)
     answers = iter([False, False, True])
     collection = Collection(envs.reset()[0])
-    collect_rollout(envs, learner, rollout, collection, interrupted=lambda: next(answers))
+    collect_rollout(envs, learner.make_actor(range(2)), rollout, collection, 0, lambda: next(answers))
     result = collection.result()
     assert (result.num_env_steps, rollout.position, rollout.full) == (4, 2, False)
     assert result.last_obs.tolist() == [[0.0, 2.0], [0.0, 2.0]]

@@ -94,16 +94,17 @@ def test_acting_is_asked_with_the_env_steps_of_all_envs(
     envs, spec = make_vector_env(config), get_algorithm_spec(algo)
     learner: Any = spec.build_learner_fn(config, envs.single_observation_space, envs.single_action_space)
     asked: list[int] = []
-    act = learner.act
+    actor = learner.make_actor(range(4))
+    act = actor.act
 
     def recorded(obs: Any, step: int) -> Any:
         asked.append(step)
         return act(obs, step)
 
-    monkeypatch.setattr(learner, "act", recorded)
+    monkeypatch.setattr(actor, "act", recorded)
     replay = build_replay(config, learner, UniformSampler(np.random.default_rng(0)))
     collection = Collection(envs.reset()[0])
-    collect_transitions(envs, learner, replay, collection, steps=(100, 118), interrupted=lambda: False)
+    collect_transitions(envs, actor, learner, replay, collection, (100, 118), lambda: False)
     assert asked == [100, 104, 108, 112, 116]
 
 
@@ -114,10 +115,11 @@ def test_the_reward_scale_restarts_with_the_episode_at_a_time_limit_too(make_con
     )
     envs = make_vector_env(config)
     wiring = wire_dqn(config, envs)
-    learner, replay = wiring.parts.learner, wiring.parts.buffer
+    learner: Any = wiring.parts.learner
+    replay: Any = wiring.parts.buffer
     collection = Collection(envs.reset()[0])
-    collect_transitions(envs, learner, replay, collection, steps=(0, 9), interrupted=lambda: False)  # type: ignore[arg-type]  # of DQN
-    rewards = replay._gather(np.arange(9))["rewards"].tolist()  # type: ignore[attr-defined]  # of DQN
+    collect_transitions(envs, wiring.parts.actor, learner, replay, collection, (0, 9), lambda: False)
+    rewards = replay._gather(np.arange(9))["rewards"].tolist()
     estimates = []
     for first in (0, 3, 6):  # every third step reaches the time limit
         one, two, three = rewards[first : first + 3]
@@ -150,7 +152,8 @@ def test_stored_transitions_are_exactly_those_the_envs_took(make_config: MakeCon
     learner: Any = wiring.parts.learner
     replay: Any = wiring.parts.buffer
     collection = Collection(envs.reset()[0])
-    collect_transitions(envs, learner, replay, collection, steps=(0, 14), interrupted=lambda: False)
+    actor = learner.make_actor(range(envs.num_envs))
+    collect_transitions(envs, actor, learner, replay, collection, (0, 14), lambda: False)
     result = collection.result()
     batch = replay._gather(np.arange(14))
     episodes, steps = batch["obs"].reshape(7, 2, 2)[:, 0].T.tolist()

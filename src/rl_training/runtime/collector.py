@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_training.algorithms.base import Learner, OffPolicyLearner, OnPolicyLearner
+from rl_training.algorithms.base import OffPolicyLearner
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.vector.sync import EpisodeVectorEnv
+from rl_training.policies.acting import Actor
 from rl_training.runtime.types import MetricDict
 
 
@@ -46,31 +47,29 @@ class Collection:
         metrics = episode_metrics(self.episodes)
         return CollectResult(self.num_env_steps, len(self.episodes), metrics, self.obs, tuple(self.episodes))
 
-    def move_on(
-        self, envs: EpisodeVectorEnv, learner: Learner, next_obs: Any, infos: dict[str, Any], ended: Any
-    ) -> None:
+    def move_on(self, envs: EpisodeVectorEnv, actor: Actor, next_obs: Any, infos: dict[str, Any], ended: Any) -> None:
         """Count a stored step, and start the next episodes of the envs that ended with it."""
         self.num_env_steps += envs.num_envs
         self.obs, self.actions = next_obs, None
         if "_episode" in infos:
             self.episodes += finished_episodes(infos)
-            learner.begin_episodes(ended)  # before the reset, which is made good on resume when it fails
+            actor.begin_episodes(ended)  # before the reset, which is made good on resume when it fails
             self.obs, _ = envs.reset(options={"reset_mask": ended})
 
 
 def collect_rollout(
     envs: EpisodeVectorEnv,
-    learner: OnPolicyLearner,
+    actor: Actor,
     rollout: RolloutBuffer,
     collection: Collection,
-    *,
+    start: int,
     interrupted: Callable[[], bool],
 ) -> None:
     """Fill the rollout from `collection.obs` on; stops early, between two steps, when interrupted."""
     while not rollout.full and not interrupted():
         if collection.actions is None:
-            collection.actions = learner.act(collection.obs)
-        next_obs, rewards, terminated, truncated, infos = envs.step(learner.policy.to_env(collection.actions))
+            collection.actions = actor.act(collection.obs, start + collection.num_env_steps)
+        next_obs, rewards, terminated, truncated, infos = envs.step(actor.to_env(collection.actions))
         ended = terminated | truncated
         rollout.add(
             obs=collection.obs,
@@ -80,15 +79,15 @@ def collect_rollout(
             truncated=truncated & ~terminated,
             last_obs=next_obs,
         )
-        collection.move_on(envs, learner, next_obs, infos, ended)
+        collection.move_on(envs, actor, next_obs, infos, ended)
 
 
 def collect_transitions(
     envs: EpisodeVectorEnv,
+    actor: Actor,
     learner: OffPolicyLearner,
     replay: ReplayBuffer,
     collection: Collection,
-    *,
     steps: tuple[int, int],
     interrupted: Callable[[], bool],
 ) -> None:
@@ -96,13 +95,13 @@ def collect_transitions(
     start, until = steps
     while start + collection.num_env_steps < until and not interrupted():
         if collection.actions is None:
-            collection.actions = learner.act(collection.obs, start + collection.num_env_steps)
+            collection.actions = actor.act(collection.obs, start + collection.num_env_steps)
         obs, actions = collection.obs, collection.actions
-        next_obs, rewards, terminated, truncated, infos = envs.step(learner.policy.to_env(actions))
+        next_obs, rewards, terminated, truncated, infos = envs.step(actor.to_env(actions))
         ended = terminated | truncated
         replay.add(obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, dones=terminated, truncated=truncated)
         learner.normalizer.observe(obs, rewards, ended)
-        collection.move_on(envs, learner, next_obs, infos, ended)
+        collection.move_on(envs, actor, next_obs, infos, ended)
 
 
 def finished_episodes(infos: dict[str, Any]) -> list[Episode]:

@@ -32,8 +32,7 @@ def build_dqn_learner(
     network = params.network_spec(resolve_device(config.device))
     policy = QNetwork(observation_space, action_space, network, dueling=params.dueling)
     policy.initialise(make_torch_generator(config.seed, "initialisation"))
-    stream = make_stream(config.seed, "acting")
-    return DQNLearner(policy, params, learner_setup(config, stream, observation_space, action_space))
+    return DQNLearner(policy, params, learner_setup(config, observation_space, action_space))
 
 
 def build_dqn_sampler(config: TrainConfig, params: DQNParams) -> Sampler:

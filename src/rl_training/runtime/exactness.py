@@ -26,6 +26,7 @@ def find_differences(config: TrainConfig, saved: CheckpointState, scheduled: Seq
         *_changes(saved.metadata.get("versions", {}), versions(config.env_id)),
         *_changes(saved.metadata.get("hardware", {}), hardware(config)),
         *_compile_changes(config, saved.metadata),
+        *_draw_changes(saved),
         *_budget_changes(config, saved, scheduled),
         *binding_changes(plain_config(TrainConfig(**saved.config)), plain_config(config)),
     ]
@@ -60,6 +61,11 @@ def _compile_changes(config: TrainConfig, metadata: Mapping[str, Any]) -> list[s
     if compiler_found() or (before and all(map(has_package, before))):
         return []
     return [EAGER_NOW]
+
+
+def _draw_changes(saved: CheckpointState) -> list[str]:
+    """Older checkpoints come from runs in which all envs drew their actions from one generator."""
+    return [] if "acting" in saved.trainer_state else ["actions are drawn in another way since this checkpoint"]
 
 
 def _budget_changes(config: TrainConfig, saved: CheckpointState, scheduled: Sequence[str]) -> list[str]:

@@ -97,6 +97,7 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
     with refusing_misfits(config):
         progress = SavedProgress.from_state(saved.trainer_state)
         parts.learner.load_state_dict(saved.algorithm_state)
+        parts.actor.load_state_dict(progress.acting)
         parts.buffer.load_state_dict(saved.buffer_state)
         unrepeatable = check_replays(config, progress)  # before the envs of this process do anything
         restoration = parts.envs.restore(progress.envs, progress.obs)
@@ -108,7 +109,7 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
         warnings.warn(str(note), stacklevel=2)
     if failures:
         parts.buffer.cut(list(restoration.failures), progress.obs)
-        parts.learner.begin_episodes(np.isin(np.arange(parts.envs.num_envs), list(restoration.failures)))
+        parts.actor.begin_episodes(np.isin(np.arange(parts.envs.num_envs), list(restoration.failures)))
         progress = progress.without_actions()
     if options.lock is not None:
         run = reopen_training_run(options.lock, config, note)

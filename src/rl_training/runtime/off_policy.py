@@ -24,14 +24,14 @@ BuildOffPolicyLearner = Callable[[TrainConfig, spaces.Space[Any], spaces.Space[A
 
 
 def run_off_policy(
-    session: TrainingSession, envs: EpisodeVectorEnv, learner: OffPolicyLearner, replay: ReplayBuffer
+    session: TrainingSession, parts: TrainingParts, learner: OffPolicyLearner, replay: ReplayBuffer
 ) -> None:
     """Train until the session is finished. A vector step counts `num_envs` env steps, so the budget may be passed."""
     while not session.finished:
         before = session.iterated_at
         steps = session.state.global_step, next_boundary(learner.params, session.config, before)
         with session.collecting() as collection:
-            collect_transitions(envs, learner, replay, collection, steps=steps, interrupted=session.interrupted)
+            collect_transitions(parts.envs, parts.actor, learner, replay, collection, steps, session.interrupted)
         now = session.state.global_step
         if now < steps[1]:
             return
@@ -89,7 +89,8 @@ def build_replay(config: TrainConfig, learner: OffPolicyLearner, sampler: Sample
 def wire_off_policy(config: TrainConfig, envs: EpisodeVectorEnv, learner: OffPolicyLearner, sampler: Sampler) -> Wiring:
     """A replay buffer for the learner, and the loop over both."""
     replay = build_replay(config, learner, sampler)
-    return Wiring(TrainingParts(learner, replay, envs), lambda session: run_off_policy(session, envs, learner, replay))
+    parts = TrainingParts(learner, learner.make_actor(range(config.num_envs)), replay, envs)
+    return Wiring(parts, lambda session: run_off_policy(session, parts, learner, replay))
 
 
 def replay_bytes(learner: OffPolicyLearner) -> int:

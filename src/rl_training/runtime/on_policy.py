@@ -4,13 +4,12 @@ from functools import partial
 
 from rl_training.algorithms.base import OnPolicyLearner, UpdateResult
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.envs.vector.sync import EpisodeVectorEnv
 from rl_training.runtime.collector import collect_rollout
-from rl_training.runtime.session import TrainingSession
+from rl_training.runtime.session import TrainingParts, TrainingSession
 
 
 def run_on_policy(
-    session: TrainingSession, envs: EpisodeVectorEnv, learner: OnPolicyLearner, rollout: RolloutBuffer
+    session: TrainingSession, parts: TrainingParts, learner: OnPolicyLearner, rollout: RolloutBuffer
 ) -> None:
     """Train until the session is finished. The budget is used in whole rollouts, so the last one may pass it."""
 
@@ -23,7 +22,8 @@ def run_on_policy(
 
     while not session.finished:
         with session.collecting() as collection:
-            collect_rollout(envs, learner, rollout, collection, interrupted=session.interrupted)
+            start = session.state.global_step
+            collect_rollout(parts.envs, parts.actor, rollout, collection, start, session.interrupted)
         if not rollout.full:
             return
         undo = partial(learner.load_state_dict, learner.state_dict()) if session.may_compile else None

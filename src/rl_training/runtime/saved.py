@@ -29,6 +29,8 @@ class SavedProgress:
     """The env step at which the newest whole iteration of the loop ended."""
     episodes: tuple[Episode, ...]
     envs: dict[str, Any]
+    acting: dict[str, Any]
+    """What the noise of acting remembers."""
     obs: Any
     """What the envs show, [env, ...]."""
     actions: Any
@@ -49,8 +51,9 @@ class SavedProgress:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "SavedProgress":
         """Out of a checkpoint's trainer state."""
-        recorded = state.get("samples", ())  # older checkpoints have none
-        values = {field.name: state[field.name] for field in fields(cls) if field.name != "samples"}
+        state = {"samples": (), "acting": {}, **state}  # older checkpoints have neither
+        recorded = state["samples"]
+        values = {field.name: state[field.name] for field in fields(cls)}
         values["samples"] = tuple(ReplaySample.from_state(sample) for sample in recorded)
         values["episodes"] = tuple(Episode(*episode) for episode in state["episodes"])
         for name in ("obs", "actions"):

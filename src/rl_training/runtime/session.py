@@ -26,6 +26,7 @@ from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.digests import digest
 from rl_training.experiment.runs import read_metadata
 from rl_training.experiment.schedules import crosses
+from rl_training.policies.acting import Actor
 from rl_training.runtime.callbacks import CallbackList
 from rl_training.runtime.collector import Collection, CollectResult, Episode, episode_metrics
 from rl_training.runtime.evaluator import Evaluator
@@ -59,6 +60,7 @@ class TrainingParts:
     """What a trainer wires together; all of it is in a checkpoint."""
 
     learner: Learner
+    actor: Actor
     buffer: Buffer
     envs: EpisodeVectorEnv
 
@@ -330,6 +332,7 @@ class TrainingSession:
             iterated_at=self.iterated_at,
             episodes=tuple(self._episodes),
             envs=self.parts.envs.state_dict(),
+            acting=self.parts.actor.state_dict(),
             obs=self.obs,
             actions=self._actions,
             callbacks=self.callbacks.state_dict(),

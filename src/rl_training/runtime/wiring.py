@@ -5,7 +5,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 from gymnasium import spaces
 
 from rl_training.algorithms.base import LearnerParams, LearnerSetup
@@ -41,14 +40,12 @@ def with_resolved_compile(config: TrainConfig, params: StrictModel) -> TrainConf
 
 
 def learner_setup(
-    config: TrainConfig,
-    stream: np.random.Generator,
-    observation_space: spaces.Space[Any],
-    action_space: spaces.Space[Any],
+    config: TrainConfig, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
 ) -> LearnerSetup:
     """What a learner for these spaces gets from a run with this config."""
     described = repr((config.algo, sorted(config.algo_kwargs.items()), observation_space, action_space))
-    return LearnerSetup(config.total_timesteps, stream, compile_as=described if config.compile == "on" else None)
+    compile_as = described if config.compile == "on" else None
+    return LearnerSetup(config.total_timesteps, config.seed, config.num_envs, compile_as)
 
 
 def _evaluation_limit(config: TrainConfig) -> str | None:
