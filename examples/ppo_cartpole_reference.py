@@ -9,16 +9,14 @@ from reference import run
 from rl_training.algorithms.ppo import PPOLearner
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import make_vector_env
-from rl_training.envs.vector.sync import EpisodeVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.policies.acting import Actor
 from rl_training.policies.base import Array
 from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
 
 
-def collect(
-    envs: EpisodeVectorEnv, actor: Actor, rollout: RolloutBuffer, obs: Array, step: int
-) -> tuple[Array, list[float]]:
+def collect(envs: VectorEnv, actor: Actor, rollout: RolloutBuffer, obs: Array, step: int) -> tuple[Array, list[float]]:
     """Fill the rollout from env step `step` on; return the next observations and the returns of ended episodes."""
     returns: list[float] = []
     rollout.reset()

@@ -9,7 +9,7 @@ import numpy as np
 from rl_training.algorithms.base import OffPolicyLearner
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.envs.vector.sync import EpisodeVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.policies.acting import Actor
 from rl_training.runtime.types import MetricDict
 
@@ -47,7 +47,7 @@ class Collection:
         metrics = episode_metrics(self.episodes)
         return CollectResult(self.num_env_steps, len(self.episodes), metrics, self.obs, tuple(self.episodes))
 
-    def move_on(self, envs: EpisodeVectorEnv, actor: Actor, next_obs: Any, infos: dict[str, Any], ended: Any) -> None:
+    def move_on(self, envs: VectorEnv, actor: Actor, next_obs: Any, infos: dict[str, Any], ended: Any) -> None:
         """Count a stored step, and start the next episodes of the envs that ended with it."""
         self.num_env_steps += envs.num_envs
         self.obs, self.actions = next_obs, None
@@ -58,7 +58,7 @@ class Collection:
 
 
 def collect_rollout(
-    envs: EpisodeVectorEnv,
+    envs: VectorEnv,
     actor: Actor,
     rollout: RolloutBuffer,
     collection: Collection,
@@ -83,7 +83,7 @@ def collect_rollout(
 
 
 def collect_transitions(
-    envs: EpisodeVectorEnv,
+    envs: VectorEnv,
     actor: Actor,
     learner: OffPolicyLearner,
     replay: ReplayBuffer,

@@ -6,7 +6,7 @@ from typing import Any
 from rl_training.algorithms.base import CompilingLearner, Learner
 from rl_training.algorithms.step_packages import has_package
 from rl_training.compiling import compiler_found
-from rl_training.envs.factory import WORKER_STEP_TIMEOUT, env_factory
+from rl_training.envs.factory import WORKER_STEP_TIMEOUT, replay_factory
 from rl_training.envs.guard import RESET_PATIENCE
 from rl_training.envs.replay_check import replay_difference
 from rl_training.experiment.checkpointing import CheckpointState
@@ -35,7 +35,7 @@ def find_differences(config: TrainConfig, saved: CheckpointState, scheduled: Seq
 def check_replays(config: TrainConfig, progress: SavedProgress) -> list[str]:
     """Return how fresh envs failed to reproduce the env from its seed and actions; empty if they did not fail."""
     answer_seconds = RESET_PATIENCE * (config.step_timeout or WORKER_STEP_TIMEOUT)
-    difference = replay_difference(env_factory(config), progress.samples, config.seed, answer_seconds)
+    difference = replay_difference(replay_factory(config), progress.samples, config.seed, answer_seconds)
     return [] if difference is None else [f"{config.env_id} {difference}"]
 
 

@@ -13,7 +13,6 @@ from typing import NoReturn
 
 import numpy as np
 
-from rl_training.envs.vector.sync import calls_of
 from rl_training.errors import RLTrainingError, TrainingInterrupted
 from rl_training.experiment.checkpointing import CheckpointState, step_checkpoints
 from rl_training.experiment.config import TrainConfig
@@ -59,7 +58,7 @@ def run_training(
     config: TrainConfig, parts: TrainingParts, loop: Callable[[TrainingSession], None], options: RunOptions
 ) -> TrainResult:
     """Run `loop` inside a session, from the run directory's creation to the last callback."""
-    with Watchdog(config, calls_of(parts.envs)) as watchdog:
+    with Watchdog(config, parts.envs.calls) as watchdog:
         session = _open_session(config, parts, options)
         watchdog.watch(session.evaluator.calls)
         watchdog.rescue = session.rescue

@@ -12,7 +12,7 @@ from rl_training.algorithms.base import OffPolicyLearner, OffPolicyParams
 from rl_training.data.replay_buffer import ReplayBuffer, transition_bytes
 from rl_training.data.sampling import Sampler
 from rl_training.envs.factory import check_num_envs, make_env
-from rl_training.envs.vector.sync import EpisodeVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import check_memory
 from rl_training.runtime.collector import collect_transitions
@@ -86,7 +86,7 @@ def build_replay(config: TrainConfig, learner: OffPolicyLearner, sampler: Sample
     )
 
 
-def wire_off_policy(config: TrainConfig, envs: EpisodeVectorEnv, learner: OffPolicyLearner, sampler: Sampler) -> Wiring:
+def wire_off_policy(config: TrainConfig, envs: VectorEnv, learner: OffPolicyLearner, sampler: Sampler) -> Wiring:
     """A replay buffer for the learner, and the loop over both."""
     replay = build_replay(config, learner, sampler)
     parts = TrainingParts(learner, learner.make_actor(range(config.num_envs)), replay, envs)

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from rl_training.algorithms.ppo import PPOLearner, PPOParams
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import check_num_envs, make_env
-from rl_training.envs.vector.sync import EpisodeVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.errors import EnvironmentSetupError
 from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.memory import check_memory
@@ -101,7 +101,7 @@ def plan_ppo(config: TrainConfig) -> TrainingPlan:
     )
 
 
-def wire_ppo(config: TrainConfig, envs: EpisodeVectorEnv) -> Wiring:
+def wire_ppo(config: TrainConfig, envs: VectorEnv) -> Wiring:
     """Learner and rollout on these envs."""
     learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
     check_rollout_memory(config, learner)

@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 from rl_training.algorithms.sac import SACLearner, SACParams
 from rl_training.data.sampling import UniformSampler
-from rl_training.envs.vector.sync import EpisodeVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.policies.soft_actor_critic import SquashedActor, TwinCritics
 from rl_training.runtime.off_policy import plan_off_policy, wire_off_policy
@@ -42,7 +42,7 @@ def build_sac_sampler(config: TrainConfig) -> UniformSampler:
     return UniformSampler(make_stream(config.seed, "replay"))
 
 
-def wire_sac(config: TrainConfig, envs: EpisodeVectorEnv) -> Wiring:
+def wire_sac(config: TrainConfig, envs: VectorEnv) -> Wiring:
     """Learner and replay buffer on these envs."""
     learner = build_sac_learner(config, envs.single_observation_space, envs.single_action_space)
     return wire_off_policy(config, envs, learner, build_sac_sampler(config))

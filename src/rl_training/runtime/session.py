@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from rl_training.algorithms.base import Learner, UpdateResult
-from rl_training.envs.vector.sync import EpisodeVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.errors import CheckpointError, NonFiniteUpdateError, TrainingInterrupted, describe_error
 from rl_training.experiment.checkpointing import (
     BEST_NAME,
@@ -62,7 +62,7 @@ class TrainingParts:
     learner: Learner
     actor: Actor
     buffer: Buffer
-    envs: EpisodeVectorEnv
+    envs: VectorEnv
 
 
 class TrainingSession:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from rl_training.algorithms.base import LearnerParams, LearnerSetup
 from rl_training.compiling import compiling_pays
 from rl_training.envs.factory import has_time_limit, make_vector_env, resolve_vectorization
-from rl_training.envs.vector.sync import EpisodeVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig, with_resolved_params
 from rl_training.experiment.locking import RunLock
@@ -82,7 +82,7 @@ class Wiring:
 
 def build_train_fn(
     resolve_params: Callable[[TrainConfig], StrictModel],
-    wire: Callable[[TrainConfig, EpisodeVectorEnv], Wiring],
+    wire: Callable[[TrainConfig, VectorEnv], Wiring],
     plan: Callable[[TrainConfig], TrainingPlan] | None = None,
 ) -> TrainFn:
     """The train function of an algorithm. Nothing is written to disk before its parts are wired.
