@@ -9,10 +9,10 @@ from rl_training.compiling import compiler_found
 from rl_training.envs.factory import WORKER_STEP_TIMEOUT, replay_factory
 from rl_training.envs.guard import RESET_PATIENCE
 from rl_training.envs.replay_check import replay_difference
+from rl_training.envs.samples import ReplaySample
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
 from rl_training.runtime.run_utils import hardware, versions
-from rl_training.runtime.saved import SavedProgress
 
 EAGER_NOW = "updates were compiled before, and cannot be compiled here"
 
@@ -32,10 +32,10 @@ def find_differences(config: TrainConfig, saved: CheckpointState, scheduled: Seq
     ]
 
 
-def check_replays(config: TrainConfig, progress: SavedProgress) -> list[str]:
+def check_replays(config: TrainConfig, samples: Sequence[ReplaySample]) -> list[str]:
     """Return how fresh envs failed to reproduce the env from its seed and actions; empty if they did not fail."""
     answer_seconds = RESET_PATIENCE * (config.step_timeout or WORKER_STEP_TIMEOUT)
-    difference = replay_difference(replay_factory(config), progress.samples, config.seed, answer_seconds)
+    difference = replay_difference(replay_factory(config), samples, config.seed, answer_seconds)
     return [] if difference is None else [f"{config.env_id} {difference}"]
 
 

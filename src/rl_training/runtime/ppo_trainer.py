@@ -14,6 +14,7 @@ from rl_training.errors import EnvironmentSetupError
 from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.memory import check_memory
 from rl_training.policies.actor_critic import ActorCritic
+from rl_training.runtime.collector import LocalCollector
 from rl_training.runtime.on_policy import run_on_policy
 from rl_training.runtime.plan import Stretch, TrainingPlan, count_events, round_up
 from rl_training.runtime.run_utils import resolve_device
@@ -106,9 +107,8 @@ def wire_ppo(config: TrainConfig, envs: VectorEnv) -> Wiring:
     learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
     check_rollout_memory(config, learner)
     rollout = build_rollout(config, learner)
-    actor = learner.make_actor(range(config.num_envs))
-    parts = TrainingParts(learner, actor, rollout, envs)
-    return Wiring(parts, lambda session: run_on_policy(session, parts, learner, rollout))
+    parts = TrainingParts(learner, rollout, LocalCollector(envs, learner.make_actor(range(config.num_envs))))
+    return Wiring(parts, lambda session: run_on_policy(session, learner, rollout))
 
 
 train_ppo = build_train_fn(resolve_ppo_params, wire_ppo, plan_ppo)
