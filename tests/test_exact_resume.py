@@ -302,7 +302,8 @@ def test_a_replay_that_earns_another_return_is_not_taken_for_the_same_episode() 
 def test_an_episode_longer_than_what_is_kept_begins_anew(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(EpisodeTracker.__init__.__kwdefaults__, "max_replayed_steps", 5)
+    defaults: Any = EpisodeTracker.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "max_replayed_steps", 5)
     config = make_config(env_id="chaos_envs:HiddenWalk-v0", num_envs=2, total_timesteps=64)
     run_dir = train(config)
     with pytest.warns(UserWarning, match="steps is too long to replay"):
