@@ -11,7 +11,7 @@ from rl_training.experiment.runs import context_of, read_metrics
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.trainer import TrainerState
-from rl_training.runtime.wiring import with_resolved_compile
+from rl_training.runtime.training import with_resolved_compile
 
 
 def make_config(job: Job, output_dir: Path) -> TrainConfig:

@@ -5,18 +5,19 @@ It uses the package's own pieces without its trainer; with the same seed it ends
 
 from reference import run
 
-from rl_training.algorithms.dqn import DQNLearner
+from rl_training.algorithms.dqn import DQNLearner, DQNParams
 from rl_training.envs.factory import make_vector_env
-from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.dqn_trainer import build_dqn_learner, build_dqn_sampler
+from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.runtime.off_policy import build_replay, updates_owed
+from rl_training.runtime.training import learner_setup
 
 
 def train(config: TrainConfig) -> DQNLearner:
     """Train to the config's budget, printing the returns of finished episodes."""
     envs = make_vector_env(config)
-    learner = build_dqn_learner(config, envs.single_observation_space, envs.single_action_space)
-    replay = build_replay(config, learner, build_dqn_sampler(config, learner.params))
+    setup = learner_setup(config, envs.single_observation_space, envs.single_action_space)
+    learner = DQNLearner(resolve_params(DQNParams, config), setup)
+    replay = build_replay(config, learner)
     actor = learner.make_actor(range(config.num_envs))
     obs, _ = envs.reset()
     step = 0

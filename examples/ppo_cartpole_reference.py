@@ -6,14 +6,15 @@ It uses the package's own pieces without its trainer; with the same seed it ends
 import numpy as np
 from reference import run
 
-from rl_training.algorithms.ppo import PPOLearner
+from rl_training.algorithms.ppo import PPOLearner, PPOParams
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.vector.protocol import VectorEnv
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.policies.acting import Actor
 from rl_training.policies.base import Array
-from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
+from rl_training.runtime.on_policy import build_rollout
+from rl_training.runtime.training import learner_setup
 
 
 def collect(envs: VectorEnv, actor: Actor, rollout: RolloutBuffer, obs: Array, step: int) -> tuple[Array, list[float]]:
@@ -43,7 +44,8 @@ def collect(envs: VectorEnv, actor: Actor, rollout: RolloutBuffer, obs: Array, s
 def train(config: TrainConfig) -> PPOLearner:
     """Train to the config's budget, printing the mean return now and then."""
     envs = make_vector_env(config)
-    learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
+    setup = learner_setup(config, envs.single_observation_space, envs.single_action_space)
+    learner = PPOLearner(resolve_params(PPOParams, config), setup)
     rollout = build_rollout(config, learner)
     actor = learner.make_actor(range(config.num_envs))
     obs, _ = envs.reset()

@@ -5,18 +5,19 @@ It uses the package's own pieces without its trainer; with the same seed it ends
 
 from reference import run
 
-from rl_training.algorithms.sac import SACLearner
+from rl_training.algorithms.sac import SACLearner, SACParams
 from rl_training.envs.factory import make_vector_env
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.runtime.off_policy import build_replay, updates_owed
-from rl_training.runtime.sac_trainer import build_sac_learner, build_sac_sampler
+from rl_training.runtime.training import learner_setup
 
 
 def train(config: TrainConfig) -> SACLearner:
     """Train to the config's budget, printing the returns of finished episodes."""
     envs = make_vector_env(config)
-    learner = build_sac_learner(config, envs.single_observation_space, envs.single_action_space)
-    replay = build_replay(config, learner, build_sac_sampler(config))
+    setup = learner_setup(config, envs.single_observation_space, envs.single_action_space)
+    learner = SACLearner(resolve_params(SACParams, config), setup)
+    replay = build_replay(config, learner)
     actor = learner.make_actor(range(config.num_envs))
     obs, _ = envs.reset()
     step = 0

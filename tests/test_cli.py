@@ -20,8 +20,7 @@ from typer.core import TyperGroup
 
 import rl_training
 from rl_training.cli import main
-from rl_training.cli.app import app
-from rl_training.cli.command import Command
+from rl_training.cli.app import Command, app
 from rl_training.errors import TrainingInterrupted
 from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint, step_checkpoints
 from rl_training.experiment.runs import context_of, read_metadata, read_metrics

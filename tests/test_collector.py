@@ -7,13 +7,13 @@ import torch
 from conftest import MakeConfig
 from gymnasium import spaces
 from sample_envs import CountingEnv
+from sample_learners import build_ppo_learner
 
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
 from rl_training.runtime.collector import CollectResult, LocalCollector, Transition
-from rl_training.runtime.on_policy import add_to_rollout
-from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
+from rl_training.runtime.on_policy import add_to_rollout, build_rollout
 from rl_training.runtime.registry import get_algorithm_spec
 
 

@@ -31,7 +31,7 @@ from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoin
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.policies.params import FlatLayout, HostedParams
 from rl_training.runtime.registry import get_algorithm_spec
-from rl_training.runtime.wiring import with_resolved_compile
+from rl_training.runtime.training import with_resolved_compile
 from rl_training.runtime.workflows import replay_failed_step, resume_training
 
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
@@ -343,7 +343,7 @@ def test_auto_is_decided_once_by_the_planned_gradient_steps(
 ) -> None:
     config = make_config(algo=algo, num_envs=8, total_timesteps=1_000_000, algo_kwargs=params)
     resolved = get_algorithm_spec(algo).resolve_params_fn(config)
-    assert resolved.planned_gradient_steps(1_000_000, 8) == planned  # type: ignore[attr-defined]  # ours all have it
+    assert resolved.planned_gradient_steps(1_000_000, 8) == planned
     assert with_resolved_compile(config, resolved).compile == ("off" if algo == "ppo" else "on")
     fixed = config.model_copy(update={"compile": "off"})
     assert with_resolved_compile(fixed, resolved) is fixed

@@ -21,8 +21,9 @@ from rl_training.experiment.runs import context_of, write_config
 from rl_training.experiment.schedules import Schedule
 from rl_training.experiment.validation import StrictModel
 from rl_training.runtime.manager import DefaultExperimentManager
-from rl_training.runtime.ppo_trainer import resolve_ppo_params, train_ppo
+from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.registry import get_algorithm_spec
+from rl_training.runtime.training import resolve_learner_params
 
 NAN, INF = math.nan, math.inf
 SECTION = "algo_kwargs."
@@ -224,7 +225,7 @@ def test_a_bad_item_is_refused_by_its_place(field: str, value: Any, shown: str, 
 )
 def test_a_refusal_says_what_is_allowed(field: str, value: Any, allowed: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve_ppo_params(TrainConfig(**config_values(tmp_path, field, value)))
+        resolve_learner_params(PPOParams, TrainConfig(**config_values(tmp_path, field, value)))
     assert allowed in str(caught.value)
 
 
@@ -325,7 +326,7 @@ def test_a_key_without_measure_is_refused_in_a_short_line(make_config: MakeConfi
 def test_a_misspelt_key_of_a_schedule_is_refused_with_the_nearest_name(make_config: MakeConfig) -> None:
     config = make_config(algo_kwargs={"learning_rate": {"schedule": "linear", "strat": 1e-3}})
     with pytest.raises(ConfigError, match=r"algo_kwargs\.learning_rate=.*strat: unknown key; did you mean 'start'\?"):
-        resolve_ppo_params(config)
+        resolve_learner_params(PPOParams, config)
 
 
 def test_a_key_like_no_other_is_refused_with_all_known_names(make_config: MakeConfig) -> None:
@@ -340,7 +341,7 @@ def test_lists_and_texts_become_tuples_and_paths(make_config: MakeConfig) -> Non
 
 
 def test_whole_numbers_are_taken_where_a_float_is_meant(make_config: MakeConfig) -> None:
-    params = resolve_ppo_params(make_config(algo_kwargs={"gamma": 1, "learning_rate": 1}))
+    params = resolve_learner_params(PPOParams, make_config(algo_kwargs={"gamma": 1, "learning_rate": 1}))
     assert (params.gamma, params.learning_rate) == (1.0, Schedule(start=1.0))
 
 
@@ -352,30 +353,30 @@ def test_a_config_cannot_be_changed(make_config: MakeConfig) -> None:
 
 
 def test_a_number_is_a_constant_schedule(make_config: MakeConfig) -> None:
-    schedule = resolve_ppo_params(make_config(algo_kwargs={"learning_rate": 1e-3})).learning_rate
+    schedule = resolve_learner_params(PPOParams, make_config(algo_kwargs={"learning_rate": 1e-3})).learning_rate
     assert [schedule.value(step, 1000) for step in (0, 500, 1000, 2000)] == [1e-3] * 4
 
 
 def test_a_linear_schedule_ends_with_the_budget_and_stays_there(make_config: MakeConfig) -> None:
     given = {"schedule": "linear", "start": 0.5, "end": 0.25}
-    schedule = resolve_ppo_params(make_config(algo_kwargs={"clip_coef": given})).clip_coef
+    schedule = resolve_learner_params(PPOParams, make_config(algo_kwargs={"clip_coef": given})).clip_coef
     assert [schedule.value(step, 1000) for step in (0, 500, 1000, 2000)] == [0.5, 0.375, 0.25, 0.25]
 
 
 def test_a_linear_schedule_ends_at_zero_unless_told_otherwise(make_config: MakeConfig) -> None:
     given = {"schedule": "linear", "start": 0.5}
-    schedule = resolve_ppo_params(make_config(algo_kwargs={"learning_rate": given})).learning_rate
+    schedule = resolve_learner_params(PPOParams, make_config(algo_kwargs={"learning_rate": given})).learning_rate
     assert schedule.value(1000, 1000) == 0.0
 
 
 def test_resolved_parameters_are_written_out_and_read_back_equal(make_config: MakeConfig) -> None:
     config = make_config(algo_kwargs={"learning_rate": {"schedule": "linear", "start": 1e-3}})
-    params = resolve_ppo_params(config)
+    params = resolve_learner_params(PPOParams, config)
     written = with_resolved_params(config, params)
     assert set(written.algo_kwargs) == set(PPOParams.model_fields)
     assert written.algo_kwargs["clip_coef"] == 0.2
     assert written.algo_kwargs["learning_rate"] == {"schedule": "linear", "start": 1e-3, "end": 0.0}
-    assert resolve_ppo_params(written) == params
+    assert resolve_learner_params(PPOParams, written) == params
 
 
 def test_a_plain_config_survives_yaml(make_config: MakeConfig) -> None:

@@ -3,10 +3,12 @@ from typing import Any
 import pytest
 from conftest import MakeConfig, stored_rows
 
+from rl_training.algorithms.dqn import DQNParams
 from rl_training.errors import EnvironmentSetupError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.runs import context_of, read_metadata, read_metrics
-from rl_training.runtime.dqn_trainer import resolve_dqn_params, train_dqn
+from rl_training.runtime.dqn_trainer import train_dqn
+from rl_training.runtime.training import resolve_learner_params
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
 
 
@@ -52,7 +54,7 @@ def test_schedules_counters_and_replay_go_on_where_they_were(make_config: MakeCo
     for step, row in later.items():
         for name in ("train/epsilon", "train/learning_rate", "train/n_updates"):
             assert row[name] == rows[step][name]
-        assert row["train/epsilon"] == resolve_dqn_params(config).epsilon(step, 256)
+        assert row["train/epsilon"] == resolve_learner_params(DQNParams, config).epsilon(step, 256)
     before, after = load_checkpoint(middle), load_checkpoint(resumed.checkpoint_path)
     assert (before.buffer_state["size"], before.buffer_state["added"]) == (128, 128)
     assert (after.buffer_state["size"], after.buffer_state["added"]) == (200, 256)  # it has wrapped

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from sample_learners import build_dqn_learner
 
 from rl_training.algorithms.base import Batch, GradientStep
 from rl_training.algorithms.dqn import DQNLearner, DQNParams, huber_loss, q_targets
@@ -16,7 +17,7 @@ from rl_training.errors import NonFiniteUpdateError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.digests import digest
 from rl_training.experiment.sources import PRESETS_DIR
-from rl_training.runtime.dqn_trainer import build_dqn_learner, resolve_dqn_params
+from rl_training.runtime.training import resolve_learner_params
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (2,))
 
@@ -124,7 +125,7 @@ def test_predictions_never_explore() -> None:
 def test_dueling_values_are_the_state_value_plus_centred_advantages() -> None:
     network = make_learner(3, dueling=True).policy
     obs = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
-    params = network.params.tensors()
+    params = network.params.tensors
     values = network.q_values(params, obs)
     assert network.value is not None
     torch.testing.assert_close(values.mean(dim=1), network.value.forward(params, obs).squeeze(1))
@@ -148,7 +149,7 @@ def test_a_two_state_problem_gets_its_known_values(options: dict[str, Any]) -> N
     replay.add(obs=b, actions=1, rewards=1.0, next_obs=b, dones=True)
     for step in range(20, 800, 20):
         learner.update(replay, step, num_gradient_steps=20)
-    values = learner.policy.q_values(learner.policy.params.tensors(), torch.tensor([a, b]))
+    values = learner.policy.q_values(learner.policy.params.tensors, torch.tensor([a, b]))
     assert values.flatten().tolist() == pytest.approx([0.25, 0.5, 0.25, 1.0], abs=0.03)
 
 
@@ -188,7 +189,7 @@ def test_a_learner_goes_on_from_its_state_bit_for_bit() -> None:
 @pytest.mark.parametrize("preset", sorted((PRESETS_DIR / "dqn").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_presets_target_holds_still_for_many_gradient_steps(preset: Path) -> None:
     """A sync interval taken from burst training, where many updates follow one another, would be far too short here."""
-    params = resolve_dqn_params(load_config(preset))
+    params = resolve_learner_params(DQNParams, load_config(preset))
     env_steps_per_sync = max(params.target_update_interval, params.train_frequency)
     gradient_steps_per_sync = env_steps_per_sync / params.train_frequency * params.gradient_steps
     assert gradient_steps_per_sync / params.tau >= 200
@@ -200,11 +201,11 @@ def test_the_next_action_is_chosen_by_the_network_that_the_option_says(double: b
     learner._target.set(learner._target.flat.flip(0))  # a target that prefers other actions
     batch = sampled(learner, 50)
     params = learner.policy.params
-    target_values = learner.policy.q_values(learner._target.tensors(), batch["next_obs"])
-    online_values = learner.policy.q_values(params.tensors(), batch["next_obs"])
+    target_values = learner.policy.q_values(learner._target.tensors, batch["next_obs"])
+    online_values = learner.policy.q_values(params.tensors, batch["next_obs"])
     assert not torch.equal(target_values.argmax(1), online_values.argmax(1))
     targets = q_targets(batch, target_values, online_values if double else None)
-    values = learner.policy.q_values(params.tensors(), batch["obs"]).gather(1, batch["actions"][:, None])[:, 0]
+    values = learner.policy.q_values(params.tensors, batch["obs"]).gather(1, batch["actions"][:, None])[:, 0]
     applied = learner.apply(GradientStep("step", batch, {"learning_rate": 1e-3}))
     torch.testing.assert_close(applied.errors, values - targets)
 

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from conftest import MakeConfig
 from gymnasium import spaces
+from sample_learners import build_ppo_learner
 
+from rl_training.algorithms.ppo import PPOParams
 from rl_training.envs.factory import make_vector_env
 from rl_training.errors import ConfigError, EnvironmentSetupError
-from rl_training.policies.draws import CorrelatedDraws, Draws, Kind
-from rl_training.runtime.ppo_trainer import build_ppo_learner, resolve_ppo_params
+from rl_training.policies.acting import CorrelatedDraws, Draws, Kind
 from rl_training.runtime.registry import get_algorithm_spec
+from rl_training.runtime.training import resolve_learner_params
 
 RHO = 0.8
 KINDS = pytest.mark.parametrize("kind", ["uniform", "normal", "gumbel"])
@@ -131,4 +133,4 @@ def test_correlation_is_for_continuous_actions(make_config: MakeConfig) -> None:
 @pytest.mark.parametrize("value", [-0.1, 1.0])
 def test_correlation_lies_between_0_and_1(make_config: MakeConfig, value: float) -> None:
     with pytest.raises(ConfigError, match=f"algo_kwargs.noise_correlation={value}"):
-        resolve_ppo_params(make_config(algo_kwargs={"noise_correlation": value}))
+        resolve_learner_params(PPOParams, make_config(algo_kwargs={"noise_correlation": value}))

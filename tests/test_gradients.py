@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from sample_learners import build_dqn_learner, build_ppo_learner, build_sac_learner
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,9 +15,6 @@ from rl_training.algorithms.base import Batch, GradientStep, LossGradients, Netw
 from rl_training.algorithms.optimizer import Optimizer, flatten_gradients
 from rl_training.experiment.config import TrainConfig
 from rl_training.policies.params import HostedParams
-from rl_training.runtime.dqn_trainer import build_dqn_learner
-from rl_training.runtime.ppo_trainer import build_ppo_learner
-from rl_training.runtime.sac_trainer import build_sac_learner
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (3,))
 BOX = spaces.Box(-2.0, 2.0, (2,))
@@ -98,7 +96,7 @@ def test_the_gradient_of_ppo(action_space: spaces.Space[Any], params: dict[str, 
         return gaussian.log_prob(actions).sum(1), gaussian.entropy().sum(1), values
 
     obs, advantages, returns = obs.double(), advantages.double(), returns.double()
-    logprobs, _, values = evaluate(doubled(policy.params.tensors()))
+    logprobs, _, values = evaluate(doubled(policy.params.tensors))
     # Old ones around the new, so that some transitions are clipped on either side.
     batch["logprobs"] = logprobs.float() + 0.3 * normal(SIZE, seed=5)
     batch["values"] = values.float() + 0.2 * normal(SIZE, seed=6)
@@ -116,8 +114,8 @@ def test_the_gradient_of_ppo(action_space: spaces.Space[Any], params: dict[str, 
             errors = torch.max(errors, (batch["values"] + moved - returns).square())
         return -surrogate + settings.vf_coef * 0.5 * errors.mean() - settings.ent_coef * entropies.mean()
 
-    found = learner._gradients({"policy": policy.params.tensors()}, batch, {"clip_coef": 0.2})
-    assert found.metrics[0].item() == pytest.approx(loss(doubled(policy.params.tensors())).item(), abs=1e-5)
+    found = learner._gradients({"policy": policy.params.tensors}, batch, {"clip_coef": 0.2})
+    assert found.metrics[0].item() == pytest.approx(loss(doubled(policy.params.tensors)).item(), abs=1e-5)
     assert 0.1 < found.metrics[5].item() < 0.9  # of the transitions are clipped
     check(found.gradients, policy.params, loss)
 
@@ -130,7 +128,7 @@ def test_the_gradient_of_dqn(params: dict[str, Any]) -> None:
     batch: Batch = {"obs": normal(SIZE, 3, seed=1), "next_obs": normal(SIZE, 3, seed=2)}
     batch |= {"actions": torch.arange(SIZE) % 4, "rewards": 2.0 * normal(SIZE, seed=3)}
     batch |= {"discounts": 0.9 * (torch.arange(SIZE) % 5 > 0), "weights": torch.linspace(0.1, 1.0, SIZE)}
-    exact, target = doubled(batch), doubled(learner._target.tensors())
+    exact, target = doubled(batch), doubled(learner._target.tensors)
 
     def q_values(named: Params, obs: Tensor) -> Tensor:
         advantages = mlp(named, "advantage", obs, settings.activation)
@@ -147,9 +145,9 @@ def test_the_gradient_of_dqn(params: dict[str, Any]) -> None:
         values = q_values(named, exact["obs"])[torch.arange(SIZE), batch["actions"]]
         return (exact["weights"] * functional.huber_loss(values, targets, reduction="none")).mean()
 
-    networks = {"online": network.params.tensors(), "target": learner._target.tensors()}
+    networks = {"online": network.params.tensors, "target": learner._target.tensors}
     found = learner._gradients(networks, batch, {})
-    assert found.metrics[0].item() == pytest.approx(loss(doubled(network.params.tensors())).item(), rel=1e-5)
+    assert found.metrics[0].item() == pytest.approx(loss(doubled(network.params.tensors)).item(), rel=1e-5)
     check(found.gradients, network.params, loss)
 
 
@@ -173,22 +171,22 @@ def test_the_gradients_of_sac(step: str) -> None:
         return torch.tanh(unbounded), (gaussian.log_prob(unbounded) - log_determinants).sum(dim=1)
 
     def critic_loss(named: Params) -> Tensor:
-        actions, logprobs = draw(doubled(policy.params.tensors()), exact["next_obs"])
-        following = twin_critics(doubled(learner._target.tensors()), exact["next_obs"], actions).amin(dim=0)
+        actions, logprobs = draw(doubled(policy.params.tensors), exact["next_obs"])
+        following = twin_critics(doubled(learner._target.tensors), exact["next_obs"], actions).amin(dim=0)
         targets = exact["rewards"] + exact["discounts"] * (following - 0.3 * logprobs)
         return 0.5 * (twin_critics(named, exact["obs"], exact["actions"]) - targets).square().mean(dim=1).sum()
 
     def actor_loss(named: Params) -> Tensor:
         actions, logprobs = draw(named, exact["obs"])
-        values = twin_critics(doubled(critics.params.tensors()), exact["obs"], actions)
+        values = twin_critics(doubled(critics.params.tensors), exact["obs"], actions)
         return (0.3 * logprobs - values.amin(dim=0)).mean()
 
     networks = {"actor": policy.params, "critics": critics.params, "target": learner._target}
-    tensors = {name: params.tensors() for name, params in networks.items()}
+    tensors = {name: params.tensors for name, params in networks.items()}
     if step == "critics":
         check(learner._critic_gradients(tensors, batch, {"alpha": 0.3}).gradients, critics.params, critic_loss)
     else:
-        outputs = policy.network.forward(policy.params.tensors(), batch["obs"])
+        outputs = policy.network.forward(policy.params.tensors, batch["obs"])
         assert 0 < (outputs[:, 2:] > LOG_STD_LIMITS[1]).sum() < outputs[:, 2:].numel()
         check(learner._actor_gradients(tensors, batch, {"alpha": 0.3}).gradients, policy.params, actor_loss)
 
@@ -197,7 +195,7 @@ def test_a_network_acts_and_learns_through_the_same_function() -> None:
     learner = build_ppo_learner(config("ppo"), OBSERVATIONS, spaces.Discrete(3))
     obs = normal(SIZE, 3, seed=0)
     acting = learner.policy.actor.forward_array(learner.policy.params.arrays, obs.numpy())
-    learning = learner.policy.actor.forward(learner.policy.params.tensors(), obs)
+    learning = learner.policy.actor.forward(learner.policy.params.tensors, obs)
     np.testing.assert_allclose(acting, learning.numpy(), rtol=1e-5, atol=1e-7)
 
 

@@ -45,8 +45,8 @@ def in_module_layout(arrays: list[Tensor]) -> list[Tensor]:
 
 
 def copy_weights(source: HostedParams, target: HostedParams) -> None:
-    arrays = in_module_layout(list(source.tensors().values()))
-    for array, own in zip(arrays, target.tensors().values(), strict=True):
+    arrays = in_module_layout(list(source.tensors.values()))
+    for array, own in zip(arrays, target.tensors.values(), strict=True):
         own.copy_(array)
 
 
@@ -73,12 +73,12 @@ def batch_of(algo: str) -> dict[str, Tensor]:
 def gradients_of(learner: Any, algo: str) -> list[Tensor]:
     """All gradients of the algorithm's losses, in the order of the parameters."""
     policy, settings = learner.policy.params, {"clip_coef": 0.2, "alpha": 0.3}
-    networks = {"policy": policy.tensors(), "online": policy.tensors(), "actor": policy.tensors()}
+    networks = {"policy": policy.tensors, "online": policy.tensors, "actor": policy.tensors}
     losses = [(policy, learner._actor_gradients if algo == "sac" else learner._gradients)]
     if algo != "ppo":
-        networks["target"] = learner._target.tensors()
+        networks["target"] = learner._target.tensors
     if algo == "sac":
-        networks["critics"] = learner.critics.params.tensors()
+        networks["critics"] = learner.critics.params.tensors
         losses.append((learner.critics.params, learner._critic_gradients))
     found: list[Tensor] = []
     with torch.inference_mode():
@@ -226,8 +226,8 @@ def test_an_edited_module_is_compiled_again(tmp_path: Path, monkeypatch: pytest.
 
 def mlp_params(network: MLP) -> dict[str, Tensor]:
     params = HostedParams(network.shapes, torch.device("cpu"))
-    network.initialise(params.tensors(), torch.Generator().manual_seed(0), 1.0)
-    return params.tensors()
+    network.initialise(params.tensors, torch.Generator().manual_seed(0), 1.0)
+    return params.tensors
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])

@@ -7,8 +7,7 @@ from conftest import MakeConfig
 from gymnasium import spaces
 
 from rl_training.experiment.checkpointing import load_checkpoint
-from rl_training.policies.encoders import Encoder
-from rl_training.policies.normalization import FeatureNormalizer, RewardNormalizer, RunningMoments
+from rl_training.policies.features import Encoder, FeatureNormalizer, RewardNormalizer, RunningMoments
 from rl_training.runtime.registry import get_algorithm_spec, list_algorithm_specs
 from rl_training.runtime.workflows import evaluate_checkpoint, load_agent
 
@@ -99,7 +98,9 @@ def test_evaluation_does_not_move_the_statistics(make_config: MakeConfig, algo: 
 
 def test_ppo_normalises_the_last_observations_as_all_others(make_config: MakeConfig) -> None:
     """With values read off one feature, a truncated step's bootstrap shows which statistics were used."""
-    from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
+    from sample_learners import build_ppo_learner
+
+    from rl_training.runtime.on_policy import build_rollout
 
     config = make_config(num_envs=1, algo_kwargs={**NORMALISED, "num_steps": 1, "minibatch_size": 1, "gamma": 0.5})
     learner = build_ppo_learner(config, spaces.Box(-99.0, 99.0, (1,)), spaces.Discrete(2))
@@ -109,13 +110,15 @@ def test_ppo_normalises_the_last_observations_as_all_others(make_config: MakeCon
         obs=[[10.0]], actions=[0], rewards=[0.0], dones=[True], truncated=np.array([True]), last_obs=np.array([[30.0]])
     )
     learner.compute_advantages(rollout, np.array([[0.0]], np.float32))
-    expected = learner.policy.critic.forward(learner.policy.params.tensors(), torch.tensor([[2.0]])).item()
+    expected = learner.policy.critic.forward(learner.policy.params.tensors, torch.tensor([[2.0]])).item()
     assert rollout.bootstrap_values.item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_ppo_learns_from_a_rollout_with_the_statistics_it_was_collected_with(make_config: MakeConfig) -> None:
     """The first pass over a rollout sees the very log-probs that acting had, so no probability has moved yet."""
-    from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
+    from sample_learners import build_ppo_learner
+
+    from rl_training.runtime.on_policy import build_rollout
 
     kwargs = {**NORMALISED, "num_steps": 8, "minibatch_size": 8, "update_epochs": 1}
     config = make_config(num_envs=1, algo_kwargs=kwargs)

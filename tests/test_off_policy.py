@@ -8,16 +8,16 @@ import pytest
 import sample_envs  # noqa: F401  (registers the envs)
 import torch
 from conftest import MakeConfig
+from sample_learners import build_dqn_learner
 
 from rl_training.algorithms.dqn import DQNParams
-from rl_training.data.sampling import UniformSampler
 from rl_training.envs.factory import make_vector_env
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import LocalCollector
-from rl_training.runtime.dqn_trainer import train_dqn, wire_dqn
-from rl_training.runtime.off_policy import add_to_replay, build_replay, updates_owed
+from rl_training.runtime.dqn_trainer import train_dqn
+from rl_training.runtime.off_policy import add_to_replay, build_replay, updates_owed, wire_off_policy
 from rl_training.runtime.registry import get_algorithm_spec
 
 BOTH = pytest.mark.parametrize("algo", ["dqn", "sac"])
@@ -103,7 +103,7 @@ def test_acting_is_asked_with_the_env_steps_of_all_envs(
         return act(obs, step)
 
     monkeypatch.setattr(actor, "act", recorded)
-    replay = build_replay(config, learner, UniformSampler(np.random.default_rng(0)))
+    replay = build_replay(config, learner)
     collector = LocalCollector(envs, actor)
     collector.start()
     collector.collect(partial(add_to_replay, replay, learner), range(100, 118, 4), lambda: False)
@@ -116,11 +116,11 @@ def test_the_reward_scale_restarts_with_the_episode_at_a_time_limit_too(make_con
         algo="dqn", env_id="tests/Counting-v0", num_envs=1, env_kwargs={"ending": "truncated"}, algo_kwargs=kwargs
     )
     envs = make_vector_env(config)
-    wiring = wire_dqn(config, envs)
-    learner: Any = wiring.parts.learner
-    replay: Any = wiring.parts.buffer
-    wiring.parts.collector.start()
-    wiring.parts.collector.collect(partial(add_to_replay, replay, learner), range(9), lambda: False)
+    learner = build_dqn_learner(config, envs.single_observation_space, envs.single_action_space)
+    parts = wire_off_policy(config, learner, envs)
+    replay: Any = parts.buffer
+    parts.collector.start()
+    parts.collector.collect(partial(add_to_replay, replay, learner), range(9), lambda: False)
     rewards = replay._gather(np.arange(9))["rewards"].tolist()
     estimates = []
     for first in (0, 3, 6):  # every third step reaches the time limit
@@ -150,12 +150,12 @@ def test_nothing_is_learnt_in_the_warm_up(make_config: MakeConfig, algo: str) ->
 def test_stored_transitions_are_exactly_those_the_envs_took(make_config: MakeConfig) -> None:
     config = make_config(algo="dqn", env_id="tests/Counting-v0", num_envs=2, env_kwargs={"ending": "truncated"})
     envs = make_vector_env(config)
-    wiring = wire_dqn(config, envs)
-    learner: Any = wiring.parts.learner
-    replay: Any = wiring.parts.buffer
-    wiring.parts.collector.start()
-    wiring.parts.collector.collect(partial(add_to_replay, replay, learner), range(0, 14, 2), lambda: False)
-    result = wiring.parts.collector.take_result()
+    learner = build_dqn_learner(config, envs.single_observation_space, envs.single_action_space)
+    parts = wire_off_policy(config, learner, envs)
+    replay: Any = parts.buffer
+    parts.collector.start()
+    parts.collector.collect(partial(add_to_replay, replay, learner), range(0, 14, 2), lambda: False)
+    result = parts.collector.take_result()
     batch = replay._gather(np.arange(14))
     episodes, steps = batch["obs"].reshape(7, 2, 2)[:, 0].T.tolist()
     assert episodes == [0, 0, 0, 1, 1, 1, 2]

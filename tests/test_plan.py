@@ -15,11 +15,11 @@ from rl_training.algorithms.base import OffPolicyParams
 from rl_training.algorithms.dqn import DQNParams
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.schedules import crosses
-from rl_training.runtime.dqn_trainer import plan_dqn
+from rl_training.runtime.dqn_trainer import DQN
 from rl_training.runtime.off_policy import next_boundary, updates_owed
 from rl_training.runtime.plan import Stretch, count_events
 from rl_training.runtime.registry import get_algorithm_spec
-from rl_training.runtime.sac_trainer import plan_sac
+from rl_training.runtime.sac_trainer import SAC
 
 
 def walk_events(interval: int, ends: Sequence[int]) -> int:
@@ -82,7 +82,7 @@ def test_an_off_policy_plan_counts_what_walking_through_every_iteration_counts(
         checkpoint_interval=checkpoint_interval,
         algo_kwargs={"buffer_capacity": 100, "hidden_sizes": [4], **rhythm},
     )
-    plan, params = plan_dqn(config), DQNParams(**config.algo_kwargs)
+    plan, params = DQN.plan_fn(config), DQNParams(**config.algo_kwargs)
     ends = list(walk_ends(params, config))
     owed = [updates_owed(params, before, after) for before, after in pairwise([0, *ends])]
     assert plan.env_steps == ends[-1]
@@ -108,10 +108,10 @@ def test_fifty_million_steps_are_planned_at_once_and_without_memory(make_config:
     config = make_config(
         algo="sac", num_envs=1, total_timesteps=50_000_000, eval_interval=10_000, algo_kwargs=kwargs, tags=("plan",)
     )
-    plan_sac(config)  # imports
+    SAC.plan_fn(config)  # imports
     tracemalloc.start()
     began = time.process_time()
-    plan = plan_sac(config)
+    plan = SAC.plan_fn(config)
     seconds = time.process_time() - began
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -5,14 +5,10 @@ import sys
 from pathlib import Path
 
 PLUGIN = """
-from rl_training.runtime.registry import AlgorithmSpec
-from rl_training.algorithms.ppo import PPOParams
-from rl_training.runtime.agents import evaluate_agent, predict_action
-from rl_training.runtime.ppo_trainer import build_ppo_learner, plan_ppo, resolve_ppo_params, train_ppo
+from rl_training.algorithms.ppo import PPOLearner, PPOParams
+from rl_training.runtime.on_policy import on_policy_algorithm
 
-SPEC = AlgorithmSpec(
-    "tinyplug", train_ppo, evaluate_agent, predict_action, PPOParams, resolve_ppo_params, build_ppo_learner, plan_ppo
-)
+SPEC = on_policy_algorithm("tinyplug", PPOParams, PPOLearner)
 """
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rl_training.policies.acting import draw
 from rl_training.policies.actor_critic import ActorCritic
 from rl_training.policies.distributions import LOG_STD, Categorical, DiagonalGaussian
-from rl_training.policies.draws import draw
-from rl_training.policies.encoders import Encoder
+from rl_training.policies.features import Encoder
 from rl_training.policies.networks.mlp import MLP, Activation, activate, affine
 from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.params import FlatLayout
@@ -22,7 +22,7 @@ def make_policy(action_space: spaces.Space[Any], observation_space: spaces.Space
         observation_space or spaces.Box(-1.0, 1.0, (3,)),
         action_space,
         NetworkSpec((16, 8), "tanh", torch.device("cpu")),
-        np.random.default_rng(0),
+        seed=1,
     )
     policy.initialise(torch.Generator().manual_seed(1), log_std=-0.5)
     return policy
@@ -92,12 +92,12 @@ def test_discrete_actions_count_from_the_start_of_the_space() -> None:
 def test_acting_and_learning_see_the_same_network() -> None:
     policy = make_policy(ASYMMETRIC)
     obs = np.random.default_rng(2).normal(size=(7, 3)).astype(np.float32)
-    params = policy.params.tensors()
+    params = policy.params.tensors
     means = policy.actor.forward(params, torch.from_numpy(obs)).numpy()
     assert policy.predict(obs) == pytest.approx(policy.to_env(means), abs=1e-5)
     with torch.no_grad():
         policy.params.flat.mul_(2.0)  # what an update does: acting must see it without a copy
-    doubled = policy.actor.forward(policy.params.tensors(), torch.from_numpy(obs)).numpy()
+    doubled = policy.actor.forward(policy.params.tensors, torch.from_numpy(obs)).numpy()
     assert policy.predict(obs) == pytest.approx(policy.to_env(doubled), abs=1e-5)
 
 
@@ -139,7 +139,7 @@ def test_layers_are_the_same_maths_however_they_are_written(
 
 def test_initial_gains_are_sqrt_2_hidden_a_hundredth_actor_and_1_critic() -> None:
     policy = make_policy(spaces.Discrete(4))
-    params = policy.params.tensors()
+    params = policy.params.tensors
     gains = {"actor.0": 2**0.5, "actor.1": 2**0.5, "actor.2": 0.01, "critic.1": 2**0.5, "critic.2": 1.0}
     for layer, gain in gains.items():
         singular = torch.linalg.svdvals(params[f"{layer}.weight"])

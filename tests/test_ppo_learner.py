@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from sample_learners import build_ppo_learner
 from torch import Tensor
 
 from rl_training.algorithms.base import GradientStep
@@ -15,7 +16,7 @@ from rl_training.algorithms.ppo import LOSS_METRICS, PPOLearner
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.experiment.config import TrainConfig
 from rl_training.policies.distributions import LOG_STD
-from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
+from rl_training.runtime.on_policy import build_rollout
 from rl_training.streams import make_stream
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (3,))
@@ -79,7 +80,7 @@ def test_advantages_stay_as_they_are_when_not_normalised() -> None:
 def test_bootstraps_come_from_the_values_of_the_true_last_observations() -> None:
     learner, rollout = make_learner(gamma=0.5, gae_lambda=0.0)
     fill(learner, rollout)
-    params = learner.policy.params.tensors()
+    params = learner.policy.params.tensors
     after_limit = learner.policy.values(params, torch.full((1, 3), 0.3)).item()
     after_rollout = learner.policy.values(params, torch.full((1, 3), -0.2)).item()
     # With lambda 0 the return is reward + gamma * V(next).
@@ -93,7 +94,7 @@ def test_bootstraps_come_from_the_values_of_the_true_last_observations() -> None
 def test_a_rollout_gets_the_values_of_its_observations() -> None:
     learner, rollout = make_learner()
     fill(learner, rollout)
-    params = learner.policy.params.tensors()
+    params = learner.policy.params.tensors
     values = learner.policy.values(params, rollout.obs.flatten(0, 1))
     assert values.abs().max() > 0.1
     torch.testing.assert_close(rollout.values.flatten(), values)
@@ -104,7 +105,7 @@ def plain_update(
 ) -> dict[str, Tensor]:
     """Three epochs in plain torch: parameters apart, torch's own distributions, clipping and Adam."""
     policy = learner.policy
-    params = {name: param.clone().requires_grad_() for name, param in policy.params.tensors().items()}
+    params = {name: param.clone().requires_grad_() for name, param in policy.params.tensors.items()}
     optimizer = torch.optim.Adam(params.values(), lr=0.02, eps=1e-5)
     obs, actions = rollout.obs.flatten(0, 1), rollout.actions.flatten(0, 1)
     advantages, returns = rollout.advantages.flatten(), rollout.returns.flatten()
@@ -152,7 +153,7 @@ def test_an_update_ends_with_the_weights_of_plain_torch(action_space: spaces.Spa
     metrics = learner.update(rollout, step=500).metrics  # of 1000: a rate of 0.02, a clip range of 0.15
     assert metrics["clip_fraction"] > 0.0
     assert metrics["grad_norm"] > 0.5
-    updated = learner.policy.params.tensors()
+    updated = learner.policy.params.tensors
     for name, param in updated.items():
         torch.testing.assert_close(param, expected[name].detach(), atol=1e-5, rtol=1e-5)
 

@@ -60,13 +60,13 @@ def values(model: Algorithm, *observations: float) -> list[float]:
     """V of each observation: PPO's own, or the best action's Q."""
     learner: Any = model._live_agent().learner
     obs = torch.tensor(observations, dtype=torch.float32).reshape(-1, 1)
-    params = learner.policy.params.tensors()
+    params = learner.policy.params.tensors
     if model.algo == "ppo":
         return [float(value) for value in learner.policy.values(params, obs)]
     if model.algo == "dqn":
         return [float(value) for value in learner.policy.q_values(params, obs).max(dim=1).values]
     actions = learner.policy.sample(params, obs, torch.zeros(len(obs), learner.policy.actions.size)).actions
-    critics = learner.critics.forward(learner.critics.params.tensors(), obs, actions)
+    critics = learner.critics.forward(learner.critics.params.tensors, obs, actions)
     return [float(value) for value in critics.min(dim=0).values]
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from sample_learners import build_sac_learner
 
 from rl_training.algorithms.base import Batch, GradientStep
 from rl_training.algorithms.sac import SACLearner, actor_loss, critic_loss, soft_targets
@@ -14,7 +15,6 @@ from rl_training.errors import NonFiniteUpdateError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.digests import digest
 from rl_training.policies.soft_actor_critic import SquashedDraw
-from rl_training.runtime.sac_trainer import build_sac_learner
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (3,))
 ASYMMETRIC = spaces.Box(np.array([0.0, -3.0], np.float32), np.array([1.0, 10.0], np.float32))
@@ -103,13 +103,13 @@ def test_the_target_comes_from_target_critics_at_a_current_action() -> None:
     learner = make_learner(alpha=0.5)
     batch = sampled(learner)
     learner._target.flat.zero_()
-    constant = learner._target.tensors()
+    constant = learner._target.tensors
     constant["critics.2.bias"][0], constant["critics.2.bias"][1] = 7.0, 3.0
     twin = make_learner(alpha=0.5)
     noise = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
-    draw = twin.policy.draw(twin.policy.params.tensors(), batch["next_obs"], noise)
+    draw = twin.policy.draw(twin.policy.params.tensors, batch["next_obs"], noise)
     targets = batch["rewards"] + batch["discounts"] * (3.0 - 0.5 * draw.logprobs)
-    values = twin.critics.forward(twin.critics.params.tensors(), batch["obs"], batch["actions"])
+    values = twin.critics.forward(twin.critics.params.tensors, batch["obs"], batch["actions"])
     expected = critic_loss(values, targets)[0].item()
     step = GradientStep("critic step", {**batch, "noise": noise}, {"learning_rate": 1e-3, "alpha": 0.5})
     assert learner.apply(step)[0] == pytest.approx(expected, rel=1e-5)
@@ -124,7 +124,7 @@ def test_targets_follow_the_critics_by_tau() -> None:
 
 def test_the_critics_differ_and_equal_two_separate_networks() -> None:
     learner = make_learner()
-    params = learner.critics.params.tensors()
+    params = learner.critics.params.tensors
     obs, actions = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(5, 2)
     values = learner.critics.forward(params, obs, actions)
     assert values.shape == (2, 5)
@@ -202,7 +202,7 @@ def test_the_env_gets_actions_in_its_own_bounds() -> None:
 def test_acting_and_learning_see_the_same_actor() -> None:
     learner = make_learner()
     obs = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-    draw = learner.policy.draw(learner.policy.params.tensors(), torch.from_numpy(obs), torch.zeros(5, 2))
+    draw = learner.policy.draw(learner.policy.params.tensors, torch.from_numpy(obs), torch.zeros(5, 2))
     assert learner.policy.predict(obs) == pytest.approx(learner.policy.to_env(draw.actions.numpy()), abs=1e-5)
 
 

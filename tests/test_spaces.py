@@ -12,7 +12,7 @@ from gymnasium import spaces
 from rl_training import PPO, SAC
 from rl_training.errors import EnvironmentSetupError
 from rl_training.policies.distributions import SUPPORTED_ACTIONS
-from rl_training.policies.encoders import SUPPORTED_OBSERVATIONS
+from rl_training.policies.features import SUPPORTED_OBSERVATIONS
 from rl_training.runtime.manager import DefaultExperimentManager
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.registry import get_algorithm_spec

@@ -15,7 +15,7 @@ from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoin
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import context_of, read_metadata, read_metrics
 from rl_training.runtime.callbacks import Callback, StopAtReturn
-from rl_training.runtime.ppo_trainer import plan_ppo, train_ppo
+from rl_training.runtime.ppo_trainer import PPO, train_ppo
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.workflows import resume_training
 
@@ -142,7 +142,7 @@ def test_intervals_count_env_steps_and_come_round_at_the_first_rollout_that_reac
     assert [row["time/total_timesteps"] for row in rows if "time/fps" in row] == [240, 288]
     assert [row["step"] for row in rows if "eval/mean_reward" in row] == [144, 240, 288]
     assert saved_steps(result) == [0, 192, 288]
-    plan = plan_ppo(config)
+    plan = PPO.plan_fn(config)
     assert (plan.evaluations, plan.checkpoints) == (3, 3)
 
 
@@ -188,7 +188,7 @@ class CountingCallback(Callback):
 )
 def test_the_plan_counts_exactly_what_the_run_does(make_config: MakeConfig, changes: dict[str, Any]) -> None:
     config = make_config(keep_checkpoints=1000, **changes)
-    plan, counted = plan_ppo(config), CountingCallback()
+    plan, counted = PPO.plan_fn(config), CountingCallback()
     result = train_ppo(config, callbacks=[counted])
     assert plan.env_steps == counted.env_steps == result.metrics["global_step"] >= config.total_timesteps
     assert plan.gradient_steps == counted.gradient_steps == result.metrics["num_updates"]

@@ -4,23 +4,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
 
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.data.sampling import Sampler, UniformSampler
 from rl_training.errors import Problem
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Count, Flag, Float, PositiveInt, StrictModel, UnitFloat, config_error
 from rl_training.plugins import ObjectPath
-from rl_training.policies.acting import Actor, Noise
+from rl_training.policies.acting import Actor, CorrelatedDraws, Draws, Kind, Noise
 from rl_training.policies.base import Array, Policy
-from rl_training.policies.draws import CorrelatedDraws, Draws, Kind
-from rl_training.policies.encoders import Encoder
+from rl_training.policies.features import Encoder, RewardNormalizer
 from rl_training.policies.networks.mlp import Activation
 from rl_training.policies.networks.spec import NetworkSpec
-from rl_training.policies.normalization import RewardNormalizer
+from rl_training.policies.params import HostedParams
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,13 @@ class UpdateResult:
 class LearnerSetup:
     """What a learner gets from its run."""
 
-    total_timesteps: int
-    """The budget that schedules refer to."""
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    device: torch.device
     seed: int
     num_envs: int
+    total_timesteps: int
+    """The budget that schedules refer to."""
     compile_as: str | None = None
     """All that compiled updates depend on beside sizes and code; none: updates run eagerly."""
 
@@ -118,16 +123,6 @@ class CompilingLearner(Protocol):
         """The names of the compiled packages that were used so far; none when updates run eagerly."""
 
 
-class OnPolicyLearner(Learner, Protocol):
-    """A learner that learns once from each rollout."""
-
-    def compute_advantages(self, rollout: RolloutBuffer, last_obs: Array) -> None:
-        """Fill in values, log-probs, advantages and returns; `last_obs` [env, ...] follows the newest step."""
-
-    def update(self, rollout: RolloutBuffer, step: int) -> UpdateResult:
-        """Learn from the rollout that began at env step `step`."""
-
-
 class LearnerParams(StrictModel):
     """What every algorithm's `algo_kwargs` may hold."""
 
@@ -161,6 +156,9 @@ class LearnerParams(StrictModel):
         """Different gradient steps, each of which is compiled by itself."""
         return 1
 
+    def check(self, num_envs: int) -> None:
+        """Refuse parameters that cannot train in this number of envs."""
+
     def scheduled_names(self) -> list[str]:
         """Return the names of the parameters whose values depend on the planned budget."""
         return [name for name, value in self if isinstance(value, Schedule) and value.schedule != "constant"]
@@ -168,6 +166,18 @@ class LearnerParams(StrictModel):
     def network_spec(self, device: torch.device) -> NetworkSpec:
         """What the networks have in common."""
         return NetworkSpec(self.hidden_sizes, self.activation, device, self.normalize_obs, self.network)
+
+
+class OnPolicyParams(LearnerParams):
+    """What every algorithm that learns from rollouts has."""
+
+    num_steps: PositiveInt
+    """Steps per env in one rollout."""
+
+    def plan_details(self, rollout_size: int) -> dict[str, int | str]:
+        """Return what a plan says about the updates on one rollout of this many transitions."""
+        del rollout_size
+        return {}
 
 
 class OffPolicyParams(LearnerParams):
@@ -201,8 +211,12 @@ class OffPolicyParams(LearnerParams):
         """Memory that drawing from the replay buffer takes beside its transitions."""
         return 0
 
-    def check_replay(self, num_envs: int) -> None:
-        """Refuse a replay buffer that cannot serve a batch, or not one step of all envs."""
+    def make_sampler(self, stream: np.random.Generator) -> Sampler:
+        """Return what draws batches from the replay buffer."""
+        return UniformSampler(stream)
+
+    def check(self, num_envs: int) -> None:
+        """Refuse a replay buffer that cannot hold a batch, or one step of all envs."""
         smallest = max(self.batch_size, num_envs)
         if self.buffer_capacity < smallest:
             text = (
@@ -212,10 +226,11 @@ class OffPolicyParams(LearnerParams):
             raise config_error([Problem(("algo_kwargs", "buffer_capacity"), text)])
 
 
-class ReplayPolicy(Policy, Protocol):
+class StoredPolicy(Policy, Protocol):
     """A policy that says how its transitions are stored."""
 
     encoder: Encoder
+    params: HostedParams
     action_shape: tuple[int, ...]
     action_dtype: torch.dtype
 
@@ -242,11 +257,29 @@ class ExperienceNormalizer:
         return batch
 
 
+class OnPolicyLearner(Learner, Protocol):
+    """A learner that learns once from each rollout."""
+
+    @property
+    def policy(self) -> StoredPolicy:
+        """The policy as it stands, for evaluation."""
+
+    @property
+    def params(self) -> OnPolicyParams:
+        """The size of its rollouts."""
+
+    def compute_advantages(self, rollout: RolloutBuffer, last_obs: Array) -> None:
+        """Fill in values, log-probs, advantages and returns; `last_obs` [env, ...] follows the newest step."""
+
+    def update(self, rollout: RolloutBuffer, step: int) -> UpdateResult:
+        """Learn from the rollout that began at env step `step`."""
+
+
 class OffPolicyLearner(Learner, Protocol):
     """A learner that learns from replayed transitions."""
 
     @property
-    def policy(self) -> ReplayPolicy:
+    def policy(self) -> StoredPolicy:
         """The policy as it stands, for evaluation."""
 
     @property

@@ -22,14 +22,14 @@ from rl_training.algorithms.base import (
 )
 from rl_training.algorithms.optimizer import AppliedStep, Optimizer, mean_metrics
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.data.sampling import PrioritizedSampler, tree_bytes
+from rl_training.data.sampling import PrioritizedSampler, Sampler, UniformSampler, tree_bytes
 from rl_training.experiment.schedules import PositiveSchedule, Schedule, crosses
 from rl_training.experiment.validation import Flag, Float, PositiveInt, UnitFloat
-from rl_training.policies.acting import Actor
+from rl_training.policies.acting import Actor, Draws
 from rl_training.policies.base import Array
-from rl_training.policies.draws import Draws
 from rl_training.policies.params import pack_policy, unpack_policy
 from rl_training.policies.q_network import QNetwork
+from rl_training.streams import make_torch_generator
 
 
 class DQNParams(OffPolicyParams):
@@ -61,6 +61,12 @@ class DQNParams(OffPolicyParams):
         names = [name for name in super().scheduled_names() if name != "priority_beta" or self.prioritized]
         explores = self.exploration_fraction > 0.0 and self.epsilon_start != self.epsilon_end
         return [*names, "exploration_fraction"] if explores else names
+
+    def make_sampler(self, stream: np.random.Generator) -> Sampler:
+        """Return a uniform or a prioritised sampler."""
+        if not self.prioritized:
+            return UniformSampler(stream)
+        return PrioritizedSampler(self.buffer_capacity, self.priority_alpha, stream)
 
     @property
     def sampler_bytes(self) -> int:
@@ -119,9 +125,11 @@ class EpsilonGreedyActor:
 class DQNLearner:
     """Learns from replayed transitions towards a target network."""
 
-    def __init__(self, policy: QNetwork, params: DQNParams, setup: LearnerSetup) -> None:
-        self.policy = policy
+    def __init__(self, params: DQNParams, setup: LearnerSetup) -> None:
+        network = params.network_spec(setup.device)
         self.params = params
+        self.policy = policy = QNetwork(setup.observation_space, setup.action_space, network, dueling=params.dueling)
+        policy.initialise(make_torch_generator(setup.seed, "initialisation"))
         self.total_timesteps = setup.total_timesteps
         self._setup = setup
         self._target = policy.params.twin()

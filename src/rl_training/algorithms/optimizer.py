@@ -206,7 +206,7 @@ class Optimizer:
         self.adam = FlatAdam(flats[0], eps)
         self._state = [*flats, *self.adam.tensors().values()]  # what a step depends on beside its batch and settings
         self._layouts = {name: params.layout for name, params in networks.items()}
-        self._networks = {name: params.tensors() for name, params in networks.items()}
+        self._networks = {name: params.tensors for name, params in networks.items()}
         self._layout = next(iter(self._layouts.values()))
         self._compute = compute
         self._max_norm = max_norm

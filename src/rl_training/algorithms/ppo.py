@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import torch
+from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
 
@@ -13,16 +14,16 @@ from rl_training.algorithms.base import (
     Correlation,
     GradientStep,
     HiddenSizes,
-    LearnerParams,
     LearnerSetup,
     LossGradients,
     Networks,
+    OnPolicyParams,
     Settings,
     UpdateResult,
 )
 from rl_training.algorithms.optimizer import Optimizer, mean_metrics
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.errors import Problem
+from rl_training.errors import EnvironmentSetupError, Problem
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import (
     Flag,
@@ -35,16 +36,15 @@ from rl_training.experiment.validation import (
 from rl_training.policies.acting import Actor, SamplingActor
 from rl_training.policies.actor_critic import ActorCritic, OutputGradients
 from rl_training.policies.base import Array, PolicyOutput
+from rl_training.policies.features import RewardNormalizer
 from rl_training.policies.networks.mlp import Activation
-from rl_training.policies.normalization import RewardNormalizer
-from rl_training.streams import make_stream
+from rl_training.streams import make_stream, make_torch_generator
 
 
-class PPOParams(LearnerParams):
+class PPOParams(OnPolicyParams):
     """What `algo_kwargs` may hold. The defaults are those of the paper's continuous-control experiments."""
 
     num_steps: PositiveInt = 2048
-    """Steps per env in one rollout."""
     update_epochs: PositiveInt = 10
     """Passes over each rollout."""
     minibatch_size: PositiveInt = 64
@@ -81,7 +81,16 @@ class PPOParams(LearnerParams):
         """A minibatch."""
         return self.minibatch_size
 
-    def check_rollout(self, num_envs: int) -> None:
+    def plan_details(self, rollout_size: int) -> dict[str, int | str]:
+        """Return the minibatches of an epoch, and whether `target_kl` may end the updates early."""
+        early_stop: dict[str, int | str] = {"gradient steps are": "at most (target_kl)"} if self.target_kl else {}
+        return {
+            "minibatches per epoch": -(-rollout_size // self.minibatch_size),
+            "last minibatch": rollout_size % self.minibatch_size or self.minibatch_size,
+            **early_stop,
+        }
+
+    def check(self, num_envs: int) -> None:
         """Refuse a minibatch that no rollout could fill."""
         total = self.num_steps * num_envs
         if self.minibatch_size > total:
@@ -163,14 +172,22 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 class PPOLearner:
     """Learns from rollouts: advantages first, then epochs of minibatches."""
 
-    def __init__(self, policy: ActorCritic, params: PPOParams, setup: LearnerSetup) -> None:
-        self.policy = policy
+    def __init__(self, params: PPOParams, setup: LearnerSetup) -> None:
+        if params.noise_correlation and not isinstance(setup.action_space, spaces.Box):
+            raise EnvironmentSetupError(
+                f"noise_correlation={params.noise_correlation} needs continuous actions, the action space is "
+                f"{setup.action_space}; leave it out"
+            )
         self.params = params
+        self.policy = ActorCritic(
+            setup.observation_space, setup.action_space, params.network_spec(setup.device), setup.seed
+        )
+        self.policy.initialise(make_torch_generator(setup.seed, "initialisation"), params.log_std_init)
         self.total_timesteps = setup.total_timesteps
         self._setup = setup
         self._stream = make_stream(setup.seed, "minibatches")
         self._optimizer = Optimizer(
-            {"policy": policy.params},
+            {"policy": self.policy.params},
             self._gradients,
             eps=params.adam_eps,
             max_norm=params.max_grad_norm,
@@ -187,7 +204,7 @@ class PPOLearner:
     def compute_advantages(self, rollout: RolloutBuffer, last_obs: Array) -> None:
         """Values and log-probs of the whole rollout from the code that the update uses, then GAE."""
         device = self.policy.params.flat.device
-        params = self.policy.params.tensors()
+        params = self.policy.params.tensors
         steps = max(1, _BULK_ROWS // rollout.num_envs)
         for part in (slice(start, start + steps) for start in range(0, rollout.num_steps, steps)):
             obs, actions = rollout.obs[part].flatten(0, 1).to(device), rollout.actions[part].flatten(0, 1).to(device)

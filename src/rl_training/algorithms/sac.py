@@ -28,7 +28,7 @@ from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Float, PositiveInt
 from rl_training.policies.acting import Actor, SamplingActor, WarmUpActor
 from rl_training.policies.soft_actor_critic import SquashedActor, SquashedDraw, TwinCritics
-from rl_training.streams import make_stream
+from rl_training.streams import make_stream, make_torch_generator
 
 CRITIC_STEP, ACTOR_STEP = "critic step", "actor step"
 
@@ -83,10 +83,14 @@ def actor_loss(values: Tensor, logprobs: Tensor, alpha: float | Tensor) -> tuple
 class SACLearner:
     """Learns critics, actor and temperature from replayed transitions."""
 
-    def __init__(self, policy: SquashedActor, critics: TwinCritics, params: SACParams, setup: LearnerSetup) -> None:
-        self.policy = policy
-        self.critics = critics
+    def __init__(self, params: SACParams, setup: LearnerSetup) -> None:
+        network = params.network_spec(setup.device)
         self.params = params
+        self.policy = policy = SquashedActor(setup.observation_space, setup.action_space, network, setup.seed)
+        self.critics = critics = TwinCritics(policy.encoder.size, policy.actions.size, network)
+        generator = make_torch_generator(setup.seed, "initialisation")
+        policy.initialise(generator)
+        critics.initialise(generator)
         self.total_timesteps = setup.total_timesteps
         self.target_entropy = params.target_entropy if params.target_entropy is not None else -policy.actions.size
         self._setup = setup

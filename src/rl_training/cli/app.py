@@ -9,14 +9,14 @@ import multiprocessing
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from rl_training import __version__
 from rl_training.cli.benchmark import benchmark
 from rl_training.cli.check_env import check_env
-from rl_training.cli.command import FAILED, USER_ERROR, Command, CommandGroup
+from rl_training.cli.command import FAILED, USER_ERROR, CommandGroup, HelpfulCommand
 from rl_training.cli.compare import compare
 from rl_training.cli.evaluate import evaluate
 from rl_training.cli.list_runs import list_runs
@@ -26,7 +26,7 @@ from rl_training.cli.replay import replay
 from rl_training.cli.report import report
 from rl_training.cli.resume import resume
 from rl_training.cli.train import train
-from rl_training.errors import EnvironmentStepError, NonFiniteUpdateError, RLTrainingError
+from rl_training.errors import EnvironmentStepError, NonFiniteUpdateError, RLTrainingError, TrainingInterrupted
 from rl_training.output import drop_lost_output, printable_warnings, show_line, warn_of_lost_output
 from rl_training.processes import kill_children, mark_children
 from rl_training.signals import exiting_on_signals
@@ -43,6 +43,19 @@ _COMMANDS: dict[str, dict[str, Callable[..., int]]] = {
     },
     "Check": {"check-env": check_env, "replay": replay, "benchmark": benchmark},
 }
+
+
+class Command(HelpfulCommand):
+    """A command that may be interrupted."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an interrupted run prints what was saved, and gives the exit code of its signal."""
+        try:
+            return super().invoke(ctx)
+        except TrainingInterrupted as error:  # typer would answer with exit code 130, whatever the signal
+            show_line(error, error=True)
+            return 128 + error.signal_number
+
 
 app = typer.Typer(name="rl-training", cls=CommandGroup, rich_markup_mode=None, pretty_exceptions_enable=False)
 

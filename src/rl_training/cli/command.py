@@ -1,4 +1,4 @@
-"""The command classes: help in plain text under headings, exit codes, and what an interruption prints.
+"""The command classes and exit codes: help in plain text under headings.
 
 Help has neither boxes nor colours, so that it looks the same on a terminal, in a pipe and in a pager.
 """
@@ -8,25 +8,14 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from rl_training.errors import TrainingInterrupted
-from rl_training.output import show_line
-
 FAILED = 1
 USER_ERROR = 2
 
 _EXAMPLES = "\n\nExamples:\n"
 
 
-class Command(TyperCommand):
+class HelpfulCommand(TyperCommand):
     """A command whose docstring may end with a section `Examples:`, which the help shows last."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command; an interrupted run prints what was saved, and gives the exit code of its signal."""
-        try:
-            return super().invoke(ctx)
-        except TrainingInterrupted as error:  # typer would answer with exit code 130, whatever the signal
-            show_line(error, error=True)
-            return 128 + error.signal_number
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Show a required argument as `NAME`, where typer shows `{NAME}`."""

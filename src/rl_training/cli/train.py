@@ -104,7 +104,7 @@ def train(
     from rl_training.cli.seeds import read_many_seeds, train_many
     from rl_training.experiment.sources import read_assignments
     from rl_training.runtime.callbacks import StopRules
-    from rl_training.runtime.manager import DefaultExperimentManager
+    from rl_training.runtime.registry import get_algorithm_spec
 
     flags = {"algo": algo, "env_id": env, "total_timesteps": total_timesteps, "seed": seed, "output_dir": output_dir}
     layers = [*_read_file(config, algo, env), _flag_layer(flags), read_assignments(assignments or [])]
@@ -117,8 +117,8 @@ def train(
             return _show_plan(resolved, many)
         if many is not None:
             return train_many(resolved.config, many, stop)
-        trainer = DefaultExperimentManager().setup(resolved.config, [ProgressDisplay(), *stop.callbacks()])
-        show_result(trainer.train())
+        train_run = get_algorithm_spec(resolved.config.algo).train_fn
+        show_result(train_run(resolved.config, callbacks=[ProgressDisplay(), *stop.callbacks()]))
     return 0
 
 

@@ -36,7 +36,7 @@ from rl_training.memory import check_memory
 from rl_training.runtime.callbacks import StopRules
 from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.run_utils import describe_origin, now
-from rl_training.runtime.wiring import with_resolved_compile
+from rl_training.runtime.training import with_resolved_compile
 from rl_training.signals import reported_signal
 
 Jobs = int | Literal["auto"]

@@ -3,18 +3,18 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rl_training.policies.acting import draw
 from rl_training.policies.base import Array, PolicyOutput
 from rl_training.policies.distributions import LOG_STD, Scores, build_distribution
-from rl_training.policies.draws import draw
-from rl_training.policies.encoders import Encoder
+from rl_training.policies.features import Encoder
 from rl_training.policies.networks.protocol import Trace
 from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.params import make_trained_params, pack_policy, unpack_policy
+from rl_training.streams import make_stream
 
 ACTOR_GAIN, CRITIC_GAIN = 0.01, 1.0
 
@@ -44,7 +44,7 @@ class ActorCritic:
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         network: NetworkSpec,
-        prediction_stream: np.random.Generator,
+        seed: int,
     ) -> None:
         self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
         self.distribution = build_distribution(action_space)
@@ -52,7 +52,8 @@ class ActorCritic:
         self.critic = network.build("critic", self.encoder.feature_shape, 1)
         shapes = {**self.actor.shapes, **self.critic.shapes, **self.distribution.shapes}
         self.params = make_trained_params(shapes, network.device)
-        self._stream = prediction_stream
+        self.action_shape, self.action_dtype = self.distribution.action_shape, self.distribution.action_dtype
+        self._stream = make_stream(seed, "predictions")
 
     def initialise(self, generator: torch.Generator, log_std: float) -> None:
         """Random weights from `generator`, which is on the CPU so that every device starts alike."""

@@ -13,8 +13,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rl_training.errors import EnvironmentSetupError
+from rl_training.policies.acting import Kind
 from rl_training.policies.base import Array
-from rl_training.policies.draws import Kind
 from rl_training.policies.networks.protocol import FloatArray, Shape
 
 LOG_STD = "log_std"

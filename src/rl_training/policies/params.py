@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rl_training.memory import check_memory
-from rl_training.policies.encoders import Encoder
+from rl_training.policies.features import Encoder
 from rl_training.policies.networks.protocol import FloatArray, Shape
 
 _ALIGNMENT = 16  # float32 values in 64 bytes: kernels choose by alignment, and with it the last bit
@@ -49,13 +49,10 @@ class HostedParams:
     def __init__(self, shapes: Mapping[str, Shape], device: torch.device) -> None:
         self.layout = FlatLayout(shapes)
         self.flat = torch.zeros(self.layout.size, device=device)
-        self._views = self.layout.tensors(self.flat)
+        self.tensors = self.layout.tensors(self.flat)
+        """The named views of the flat vector."""
         self._host = self.flat if device.type == "cpu" else self.flat.cpu()
         self.arrays: dict[str, FloatArray] = self.layout.arrays(self._host.numpy())
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The named views of the flat vector, which stay the same."""
-        return self._views
 
     def twin(self) -> "HostedParams":
         """The same names and values in memory of their own."""
@@ -76,7 +73,7 @@ class HostedParams:
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of every parameter by name."""
-        return {name: param.detach().cpu().clone() for name, param in self.tensors().items()}
+        return {name: param.detach().cpu().clone() for name, param in self.tensors.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the parameters of `state`."""
@@ -85,7 +82,7 @@ class HostedParams:
         if own != given:
             raise ValueError(f"parameters of shapes {given} do not fit {own}")
         with torch.no_grad():
-            for name, param in self.tensors().items():
+            for name, param in self.tensors.items():
                 param.copy_(state[name])
         self.sync_host()
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rl_training.errors import EnvironmentSetupError
 from rl_training.policies.base import Array
-from rl_training.policies.encoders import Encoder
+from rl_training.policies.features import Encoder
 from rl_training.policies.networks.protocol import FloatArray, Shape, Trace
 from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.params import make_trained_params

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from rl_training.errors import EnvironmentSetupError
+from rl_training.policies.acting import draw
 from rl_training.policies.base import Array
 from rl_training.policies.distributions import BoundedActions
-from rl_training.policies.draws import draw
-from rl_training.policies.encoders import Encoder
+from rl_training.policies.features import Encoder
 from rl_training.policies.networks.protocol import Shape, Trace
 from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.params import make_trained_params, pack_policy, unpack_policy
+from rl_training.streams import make_stream
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 NUM_CRITICS = 2
@@ -55,7 +56,7 @@ class SquashedActor:
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         network: NetworkSpec,
-        prediction_stream: np.random.Generator,
+        seed: int,
     ) -> None:
         scalable = isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
         if not (isinstance(action_space, spaces.Box) and scalable and action_space.is_bounded()):
@@ -69,7 +70,7 @@ class SquashedActor:
         self.action_dtype = torch.float32
         self.network = network.build("actor", self.encoder.feature_shape, 2 * self.actions.size)
         self.params = make_trained_params(self.network.shapes, network.device)
-        self._stream = prediction_stream
+        self._stream = make_stream(seed, "predictions")
 
     def initialise(self, generator: torch.Generator) -> None:
         """Random weights from `generator`, which is on the CPU so that every device starts alike."""

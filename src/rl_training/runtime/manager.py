@@ -35,9 +35,9 @@ class DefaultExperimentManager:
     def setup(self, config: TrainConfig, callbacks: Iterable[Listener] | None = None) -> Trainer:
         """A trainer for a new run; a config that cannot train is refused here."""
         spec = get_algorithm_spec(config.algo)
-        spec.resolve_params_fn(config)
+        params = spec.resolve_params_fn(config)
         listeners = CallbackList(callbacks).callbacks
-        return PreparedTrainer(lambda: spec.train_fn(config, callbacks=listeners))
+        return PreparedTrainer(lambda: spec.train_fn(config, callbacks=listeners, params=params))
 
     def resume(
         self,

@@ -1,26 +1,28 @@
-"""The off-policy loop: a few env steps, then as many updates as they owe. All counts are env steps."""
+"""Off-policy training: a few env steps, then as many updates as they owe. All counts are env steps."""
 
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
-from typing import Any
 
-from gymnasium import spaces
 from torch import Tensor
 
-from rl_training.algorithms.base import OffPolicyLearner, OffPolicyParams
+from rl_training.algorithms.base import LearnerSetup, OffPolicyLearner, OffPolicyParams
 from rl_training.data.replay_buffer import ReplayBuffer, transition_bytes
-from rl_training.data.sampling import Sampler
-from rl_training.envs.factory import check_num_envs, make_env
 from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import check_memory
+from rl_training.runtime.algorithm import AlgorithmSpec
 from rl_training.runtime.collector import LocalCollector, Transition
 from rl_training.runtime.plan import Stretch, TrainingPlan, count_events, round_up
 from rl_training.runtime.session import TrainingParts, TrainingSession
-from rl_training.runtime.wiring import Wiring
+from rl_training.runtime.training import ParamsT, define_algorithm
+from rl_training.streams import make_stream
 
-BuildOffPolicyLearner = Callable[[TrainConfig, spaces.Space[Any], spaces.Space[Any]], OffPolicyLearner]
+
+def off_policy_algorithm(
+    name: str, params_model: type[ParamsT], make_learner: Callable[[ParamsT, LearnerSetup], OffPolicyLearner]
+) -> AlgorithmSpec:
+    """Define an algorithm that learns from replayed transitions."""
+    return define_algorithm(name, params_model, make_learner, wire_off_policy, plan_off_policy)
 
 
 def add_to_replay(replay: ReplayBuffer, learner: OffPolicyLearner, step: Transition) -> None:
@@ -73,8 +75,8 @@ def updates_owed(params: OffPolicyParams, before: int, after: int) -> int:
     return (after // params.train_frequency - start // params.train_frequency) * params.gradient_steps
 
 
-def build_replay(config: TrainConfig, learner: OffPolicyLearner, sampler: Sampler) -> ReplayBuffer:
-    """An empty replay buffer that fits the learner's spaces, if it fits into memory."""
+def build_replay(config: TrainConfig, learner: OffPolicyLearner) -> ReplayBuffer:
+    """Build an empty replay buffer for the learner's spaces, if it fits into memory."""
     params, policy = learner.params, learner.policy
     check_replay_memory(learner)
     return ReplayBuffer(
@@ -86,15 +88,15 @@ def build_replay(config: TrainConfig, learner: OffPolicyLearner, sampler: Sample
         action_dtype=policy.action_dtype,
         n_step=params.n_step,
         gamma=params.gamma,
-        sampler=sampler,
+        sampler=params.make_sampler(make_stream(config.seed, "replay")),
     )
 
 
-def wire_off_policy(config: TrainConfig, envs: VectorEnv, learner: OffPolicyLearner, sampler: Sampler) -> Wiring:
-    """A replay buffer for the learner, and the loop over both."""
-    replay = build_replay(config, learner, sampler)
-    parts = TrainingParts(learner, replay, LocalCollector(envs, learner.make_actor(range(config.num_envs))))
-    return Wiring(parts, lambda session: run_off_policy(session, learner, replay))
+def wire_off_policy(config: TrainConfig, learner: OffPolicyLearner, envs: VectorEnv) -> TrainingParts:
+    """Connect a learner to envs through a replay buffer."""
+    replay = build_replay(config, learner)
+    collector = LocalCollector(envs, learner.make_actor(range(config.num_envs)))
+    return TrainingParts(learner, replay, collector, partial(run_off_policy, learner=learner, replay=replay))
 
 
 def replay_bytes(learner: OffPolicyLearner) -> int:
@@ -116,11 +118,8 @@ def _tensor_bytes(state: object) -> int:
     return sum(map(_tensor_bytes, state.values())) if isinstance(state, dict) else 0
 
 
-def plan_off_policy(config: TrainConfig, build_learner: BuildOffPolicyLearner) -> TrainingPlan:
-    """Count what the loop would do, by the loop's own rules; makes one env, but no file."""
-    with closing(make_env(config, 0)) as env:
-        learner = build_learner(config, env.observation_space, env.action_space)
-    check_num_envs(config)
+def plan_off_policy(config: TrainConfig, learner: OffPolicyLearner) -> TrainingPlan:
+    """Count what a run would do, by the rules of the loop."""
     check_replay_memory(learner)
     params = learner.params
     warm_up, learning = iteration_stretches(params, config)

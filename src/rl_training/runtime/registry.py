@@ -1,79 +1,20 @@
-"""The algorithms there are. One row here is all that train, evaluate, resume, API and command line need."""
+"""The registered algorithms: the built-in ones, and those of installed packages."""
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any
 
-from rl_training.algorithms.dqn import DQNParams
-from rl_training.algorithms.ppo import PPOParams
-from rl_training.algorithms.sac import SACParams
 from rl_training.errors import Problem
-from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.validation import StrictModel, config_error, nearest_name
-from rl_training.policies.base import Array
-from rl_training.runtime.agents import Agent, BuildLearner, evaluate_agent, predict_action
-from rl_training.runtime.dqn_trainer import build_dqn_learner, plan_dqn, resolve_dqn_params, train_dqn
-from rl_training.runtime.plan import TrainingPlan
-from rl_training.runtime.ppo_trainer import build_ppo_learner, plan_ppo, resolve_ppo_params, train_ppo
-from rl_training.runtime.sac_trainer import build_sac_learner, plan_sac, resolve_sac_params, train_sac
-from rl_training.runtime.trainer import TrainResult
-from rl_training.runtime.types import MetricDict
+from rl_training.experiment.validation import config_error, nearest_name
+from rl_training.runtime.algorithm import AlgorithmSpec
+from rl_training.runtime.dqn_trainer import DQN
+from rl_training.runtime.ppo_trainer import PPO
+from rl_training.runtime.sac_trainer import SAC
 
 PLUGIN_GROUP = "rl_training.algorithms"
 
 
-@dataclass(frozen=True)
-class AlgorithmSpec:
-    """What the layers above need to know of an algorithm."""
-
-    name: str
-    train_fn: Callable[..., TrainResult]
-    """`(config, *, run_suffix, checkpoint_state, callbacks, run_dir)`."""
-    evaluate_fn: Callable[[Agent, int], MetricDict]
-    predict_fn: Callable[[Agent, Any, bool], int | Array]
-    params_model: type[StrictModel]
-    """What `algo_kwargs` may hold."""
-    resolve_params_fn: Callable[[TrainConfig], StrictModel]
-    """Validates `algo_kwargs`, also against the rest of the config."""
-    build_learner_fn: BuildLearner
-    plan_fn: Callable[[TrainConfig], TrainingPlan]
-
-
-_BUILT_IN = (
-    AlgorithmSpec(
-        name="ppo",
-        train_fn=train_ppo,
-        evaluate_fn=evaluate_agent,
-        predict_fn=predict_action,
-        params_model=PPOParams,
-        resolve_params_fn=resolve_ppo_params,
-        build_learner_fn=build_ppo_learner,
-        plan_fn=plan_ppo,
-    ),
-    AlgorithmSpec(
-        name="dqn",
-        train_fn=train_dqn,
-        evaluate_fn=evaluate_agent,
-        predict_fn=predict_action,
-        params_model=DQNParams,
-        resolve_params_fn=resolve_dqn_params,
-        build_learner_fn=build_dqn_learner,
-        plan_fn=plan_dqn,
-    ),
-    AlgorithmSpec(
-        name="sac",
-        train_fn=train_sac,
-        evaluate_fn=evaluate_agent,
-        predict_fn=predict_action,
-        params_model=SACParams,
-        resolve_params_fn=resolve_sac_params,
-        build_learner_fn=build_sac_learner,
-        plan_fn=plan_sac,
-    ),
-)
+_BUILT_IN = (PPO, DQN, SAC)
 
 
 @cache
@@ -106,3 +47,6 @@ def get_algorithm_spec(name: str) -> AlgorithmSpec:
     nearest = nearest_name(name, specs)
     hint = f"did you mean '{nearest}'?" if nearest else f"registered: {', '.join(sorted(specs))}"
     raise config_error([Problem(("algo",), f"algo={name!r}: unknown algorithm; {hint}")])
+
+
+__all__ = ["PLUGIN_GROUP", "AlgorithmSpec", "get_algorithm_spec", "list_algorithm_specs"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rl_training.algorithms.base import Learner, UpdateResult
 from rl_training.errors import CheckpointError, NonFiniteUpdateError, TrainingInterrupted, describe_error
@@ -30,13 +30,16 @@ from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.exactness import EAGER_NOW, packages_in_use
 from rl_training.runtime.run_utils import TrainingRun, save_training_checkpoint
 from rl_training.runtime.saved import SavedProgress
-from rl_training.runtime.timing import TimeSplit
 from rl_training.runtime.trainer import Status, TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
 
 _CUT_EPISODES = "eval/cut_episodes"
 _RETURN_WINDOW = 100  # training episodes that `rollout/ep_rew_mean` averages over
 _COMPILING_UPDATES = 8  # a step that is taken in every few updates has been compiled by then
+
+
+Part = Literal["collect", "update", "evaluate"]
+_PARTS: tuple[Part, ...] = ("collect", "update", "evaluate")
 
 
 class Buffer(Protocol):
@@ -54,11 +57,32 @@ class Buffer(Protocol):
 
 @dataclass(frozen=True)
 class TrainingParts:
-    """What a trainer wires together; all of it is in a checkpoint."""
+    """What training wires together; a checkpoint holds the state of all of it."""
 
     learner: Learner
     buffer: Buffer
     collector: Collector
+    loop: "Callable[[TrainingSession], None]"
+    """Collects and learns until the session is finished."""
+
+
+class TimeSplit:
+    """The seconds that a run has spent collecting, updating and evaluating, kept when it is resumed."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[Part, float] = dict.fromkeys(_PARTS, 0.0)
+
+    def add(self, part: Part, since: float) -> None:
+        """Count the time from `since`, a value of `perf_counter`, until now."""
+        self._seconds[part] += perf_counter() - since
+
+    def metrics(self) -> MetricDict:
+        """Return all seconds so far, by the names under which they are logged."""
+        return {f"time/{part}_seconds": round(seconds, 3) for part, seconds in self._seconds.items()}
+
+    def go_on_from(self, metrics: MetricDict) -> None:
+        """Continue from logged metrics; a part that they lack begins at 0."""
+        self._seconds = {part: float(metrics.get(f"time/{part}_seconds", 0.0)) for part in _PARTS}
 
 
 class TrainingSession:
@@ -100,6 +124,7 @@ class TrainingSession:
         self._saved_at_step = -1
         self._saved_at_time = self._logged_at_time = self._started_at_time = time.monotonic()
         self._logged_at_step = self._timed_from_step = 0
+        self._status: Status = "failed"
         self._announced_end = False
         self._failed_save: CheckpointError | None = None
         self._time_split = TimeSplit()
@@ -343,15 +368,15 @@ class TrainingSession:
     def _note_progress(self) -> None:
         self._run.note(global_step=self.state.global_step, best_return=self.state.best_return)
 
-    def finish(self) -> TrainResult:
-        """The loop is over: evaluate, log, save, and tell everybody."""
+    def finish(self) -> None:
+        """End the run after its loop: evaluate, log, save, and announce it."""
         cut_short = self.iterated_at < self.config.total_timesteps
         if not (cut_short and self.interrupted()):
             self._due += ["evaluate", "log"] if self._logged_at_step != self.state.global_step else ["evaluate"]
         self.do_due_work()
         self.save()
         status: Status = "stopped" if cut_short else "completed"
-        return self._end("interrupted" if self.interrupted() else status)
+        self._end("interrupted" if self.interrupted() else status)
 
     def fail(self, error: BaseException) -> None:
         """An exception ended the loop: save what can be saved, and tell everybody; the caller raises the error."""
@@ -389,8 +414,13 @@ class TrainingSession:
         except Exception as error:
             warnings.warn(f"while ending the failed run: {error!r}", stacklevel=3)
 
-    def _end(self, status: Status, **notes: str) -> TrainResult:
-        result = TrainResult(self.state.run_dir, self._checkpoint_path, self.final_metrics(), status)
+    def result(self) -> TrainResult:
+        """Return where the run lies and what it ended with."""
+        return TrainResult(self.state.run_dir, self._checkpoint_path, self.final_metrics(), self._status)
+
+    def _end(self, status: Status, **notes: str) -> None:
+        self._status = status
+        result = self.result()
         self._run.end(
             status=status,
             stop_reason=self.state.stop_reason,
@@ -403,7 +433,6 @@ class TrainingSession:
         if not self._announced_end:  # a callback that fails in on_train_end must not bring it about again
             self._announced_end = True
             self.callbacks.on_train_end(self.state, result)
-        return result
 
     def close(self) -> None:
         """Release files and evaluation envs."""

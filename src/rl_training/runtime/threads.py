@@ -8,7 +8,6 @@ import torch
 from rl_training.algorithms.base import LearnerParams
 from rl_training.cores import available_cores
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.validation import StrictModel
 from rl_training.runtime.run_utils import limited_threads
 
 _TRIALS = 15
@@ -17,13 +16,11 @@ _MOST_ROWS, _MOST_WIDTH = 2_048, 1_024  # tried at most: larger products need no
 _WORTH = 1.3  # how many times as fast several threads must be: they cost the other processes of the machine their cores
 
 
-def resolve_threads(config: TrainConfig, params: StrictModel) -> tuple[TrainConfig, str | None]:
+def resolve_threads(config: TrainConfig, params: LearnerParams) -> tuple[TrainConfig, str | None]:
     """The config with `num_threads: auto` decided, and why it was decided so."""
     if config.num_threads != "auto":
         return config, None
-    threads, reason = 1, "its networks are not known"
-    if isinstance(params, LearnerParams):
-        threads, reason = choose_threads(params.rows_per_step, max(params.hidden_sizes), available_cores())
+    threads, reason = choose_threads(params.rows_per_step, max(params.hidden_sizes), available_cores())
     return config.model_copy(update={"num_threads": threads}), f"{threads}: {reason}"
 
 

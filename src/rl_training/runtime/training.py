@@ -1,0 +1,258 @@
+"""Training a run: from a config to its learner, buffer and collector, and from its directory to its last callback."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gymnasium import spaces
+
+from rl_training.algorithms.base import LearnerParams, LearnerSetup
+from rl_training.compiling import compiling_pays
+from rl_training.envs.factory import check_num_envs, has_time_limit, make_env, make_vector_env, resolve_vectorization
+from rl_training.envs.samples import ReplaySample
+from rl_training.envs.vector.protocol import VectorEnv
+from rl_training.errors import RLTrainingError, TrainingInterrupted
+from rl_training.experiment.checkpointing import CheckpointState
+from rl_training.experiment.config import TrainConfig, resolve_params, with_resolved_params
+from rl_training.experiment.locking import RunLock
+from rl_training.experiment.runs import check_output_dir, update_metadata
+from rl_training.experiment.trackers.opening import check_trackers
+from rl_training.runtime.agents import evaluate_agent, predict_action
+from rl_training.runtime.algorithm import AlgorithmSpec, TrainFn
+from rl_training.runtime.callbacks import CallbackList, Listener
+from rl_training.runtime.exactness import check_replays, find_differences
+from rl_training.runtime.plan import TrainingPlan
+from rl_training.runtime.run_utils import (
+    create_training_run,
+    note_resume,
+    refusing_misfits,
+    reopen_training_run,
+    resolve_device,
+    tuned_for_training,
+)
+from rl_training.runtime.saved import ResumeNote, SavedProgress
+from rl_training.runtime.session import TrainingParts, TrainingSession
+from rl_training.runtime.stop_signals import stop_signals
+from rl_training.runtime.threads import resolve_threads
+from rl_training.runtime.trainer import TrainResult
+from rl_training.runtime.watchdog import Watchdog
+
+ParamsT = TypeVar("ParamsT", bound=LearnerParams)
+LearnerT = TypeVar("LearnerT")
+
+_QUICKLY_BUILT = 64  # envs
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where a run lives, what it starts from, and who receives its events."""
+
+    run_suffix: str | None
+    checkpoint_state: CheckpointState | None
+    callbacks: CallbackList
+    output_dir: Path
+    """The absolute place of a new run directory."""
+    lock: RunLock | None
+    """Continue in the directory that this lock holds instead of creating one; needs `checkpoint_state`."""
+    decisions: dict[str, str | None]
+    """The values chosen for config fields that said `auto`, and why, by field."""
+    scheduled: Sequence[str]
+    """The parameters of the algorithm whose values depend on the planned budget."""
+
+
+def define_algorithm(
+    name: str,
+    params_model: type[ParamsT],
+    make_learner: Callable[[ParamsT, LearnerSetup], LearnerT],
+    wire: Callable[[TrainConfig, LearnerT, VectorEnv], TrainingParts],
+    plan: Callable[[TrainConfig, LearnerT], TrainingPlan],
+) -> AlgorithmSpec:
+    """Define an algorithm by its parameters and its learner, and by the buffer and the loop of its kind.
+
+    `wire` connects a learner to envs; `plan` counts what a run would do, and refuses experience that does not fit into
+    memory.
+    """
+
+    def resolve(config: TrainConfig) -> ParamsT:
+        return resolve_learner_params(params_model, config)
+
+    def build_learner(
+        config: TrainConfig, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+    ) -> Any:
+        return make_learner(resolve(config), learner_setup(config, observation_space, action_space))
+
+    def make_plan(config: TrainConfig, params: ParamsT | None = None) -> TrainingPlan:
+        with closing(make_env(config, 0)) as env:
+            setup = learner_setup(config, env.observation_space, env.action_space)
+        check_num_envs(config)
+        return plan(config, make_learner(resolve(config) if params is None else params, setup))
+
+    def wire_learner(config: TrainConfig, params: ParamsT, envs: VectorEnv) -> TrainingParts:
+        setup = learner_setup(config, envs.single_observation_space, envs.single_action_space)
+        return wire(config, make_learner(params, setup), envs)
+
+    return AlgorithmSpec(
+        name=name,
+        train_fn=_build_train_fn(resolve, wire_learner, make_plan),
+        evaluate_fn=evaluate_agent,
+        predict_fn=predict_action,
+        params_model=params_model,
+        resolve_params_fn=resolve,
+        build_learner_fn=build_learner,
+        plan_fn=make_plan,
+    )
+
+
+def resolve_learner_params(params_model: type[ParamsT], config: TrainConfig) -> ParamsT:
+    """Validate the parameters in a config's `algo_kwargs`, also against the rest of the config."""
+    params = resolve_params(params_model, config)
+    params.check(config.num_envs)
+    return params
+
+
+def learner_setup(
+    config: TrainConfig, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+) -> LearnerSetup:
+    """Return what a learner for these spaces gets from a run with this config."""
+    described = repr((config.algo, sorted(config.algo_kwargs.items()), observation_space, action_space))
+    return LearnerSetup(
+        observation_space=observation_space,
+        action_space=action_space,
+        device=resolve_device(config.device),
+        seed=config.seed,
+        num_envs=config.num_envs,
+        total_timesteps=config.total_timesteps,
+        compile_as=described if config.compile == "on" else None,
+    )
+
+
+def with_resolved_compile(config: TrainConfig, params: LearnerParams) -> TrainConfig:
+    """Return the config with `compile` decided once, so that a resumed run goes on in the mode it had."""
+    if config.compile != "auto":
+        return config
+    steps = params.planned_gradient_steps(config.total_timesteps, config.num_envs)
+    pays = compiling_pays(steps, params.rows_per_step * max(params.hidden_sizes), params.graphs)
+    return config.model_copy(update={"compile": "on" if pays else "off"})
+
+
+def _build_train_fn(
+    resolve: Callable[[TrainConfig], ParamsT],
+    wire: Callable[[TrainConfig, ParamsT, VectorEnv], TrainingParts],
+    plan: Callable[[TrainConfig, ParamsT], TrainingPlan],
+) -> TrainFn:
+    """Return the train function of an algorithm. Nothing is written to disk before its parts are wired."""
+
+    def train(
+        config: TrainConfig,
+        *,
+        run_suffix: str | None = None,
+        checkpoint_state: CheckpointState | None = None,
+        callbacks: Iterable[Listener] | None = None,
+        lock: RunLock | None = None,
+        params: Any = None,
+    ) -> TrainResult:
+        params = resolve(config) if params is None else params
+        config = with_resolved_compile(with_resolved_params(config, params), params)
+        output_dir = config.output_dir.absolute()  # an env may change the working directory
+        if lock is None:
+            check_output_dir(config)
+        check_trackers(config)
+        config, threads = resolve_threads(config, params)
+        config, vectorization = resolve_vectorization(config)
+        if config.num_envs > _QUICKLY_BUILT:
+            plan(config, params)
+        # From the first weight on: the number of threads decides the last bits of a matrix product.
+        with tuned_for_training(config), closing(make_vector_env(config)) as envs:
+            limit = _evaluation_limit(config)
+            decisions = {"num_threads": threads, "vectorization": vectorization, "eval_max_steps": limit}
+            listeners, scheduled = CallbackList(callbacks), params.scheduled_names()
+            options = RunOptions(run_suffix, checkpoint_state, listeners, output_dir, lock, decisions, scheduled)
+            parts = wire(config, params, envs)
+            with _running_session(config, parts, options) as session:
+                parts.loop(session)
+        return session.result()
+
+    return train
+
+
+def _evaluation_limit(config: TrainConfig) -> str | None:
+    """Describe how evaluation episodes end if the environment itself declares no limit; none if it does."""
+    if not config.eval_episodes or has_time_limit(config):
+        return None
+    cut = f"{config.eval_max_steps}: evaluation episodes are cut after this many steps"
+    how = cut if config.eval_max_steps else "0: an evaluation episode that does not end is played for ever"
+    return f"{how}, because {config.env_id} declares no time limit"
+
+
+@contextmanager
+def _running_session(config: TrainConfig, parts: TrainingParts, options: RunOptions) -> Iterator[TrainingSession]:
+    """Open a session for a loop, from the run directory's creation to the last callback, however the loop ends."""
+    with Watchdog(config, parts.collector.calls) as watchdog:
+        session = _open_session(config, parts, options)
+        watchdog.watch(session.evaluator.calls)
+        watchdog.rescue = session.rescue
+        try:
+            with stop_signals(session):
+                session.note_decisions(options.decisions)
+                options.callbacks.on_train_start(session.state)
+                session.begin()
+                yield session
+                session.finish()
+        except BaseException as error:
+            session.fail(error)
+            if isinstance(error, RLTrainingError):
+                error.ended_run = True
+            raise
+        finally:
+            session.close()
+    if session.result().status == "interrupted" and session.signal_number is not None:
+        message = f"interrupted at step {session.state.global_step}; saved {session.result().checkpoint_path}"
+        raise TrainingInterrupted(message, session.signal_number)
+
+
+def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions) -> TrainingSession:
+    """Set up everything that can fail before the directory is made, then make or reopen it."""
+    saved = options.checkpoint_state
+    if saved is None:
+        parts.collector.start()
+        run = create_training_run(config, options.run_suffix, output_dir=options.output_dir)
+        return TrainingSession(config, parts, run, options.callbacks)
+    progress, note = _restore(config, parts, saved, options.scheduled)
+    with refusing_misfits(config):
+        parent = {"run_id": saved.metadata["run_id"], "step": progress.global_step}
+    if options.lock is not None:
+        run = reopen_training_run(options.lock, config, note)
+        run.segments.adopt(saved.buffer_state)
+    else:
+        run = create_training_run(config, options.run_suffix, output_dir=options.output_dir)
+        update_metadata(run.run_context, parent=parent)
+        note_resume(run.run_context, note)
+        progress = progress.forked()
+    session = TrainingSession(config, parts, run, options.callbacks, progress)
+    session.state.resumed = note
+    session.was_compiled = config.compile == "on" and saved.metadata.get("packages") is not None
+    return session
+
+
+def _restore(
+    config: TrainConfig, parts: TrainingParts, saved: CheckpointState, scheduled: Sequence[str]
+) -> tuple[SavedProgress, ResumeNote]:
+    """Bring learner, buffer and envs to where the checkpoint was written, and note why that may not be exact."""
+    with refusing_misfits(config):
+        progress = SavedProgress.from_state(saved.trainer_state)
+        parts.learner.load_state_dict(saved.algorithm_state)
+        parts.buffer.load_state_dict(saved.buffer_state)
+        samples = [ReplaySample.from_state(sample) for sample in progress.collector["samples"]]
+        unrepeatable = check_replays(config, samples)  # before the envs of this process do anything
+        given_up = parts.collector.restore(progress.collector)
+    failures = [f"env {index} began a new episode, because {why}" for index, why in given_up.items()]
+    differences = find_differences(config, saved, scheduled)
+    note = ResumeNote(progress.global_step, (*failures, *unrepeatable, *differences))
+    if failures or unrepeatable:
+        warnings.warn(str(note), stacklevel=2)
+    if failures:
+        parts.buffer.cut(list(given_up), progress.collector["obs"].numpy())
+    return progress, note
