@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rl_training.errors import ConfigError, RunDirectoryError, describe_error
-from rl_training.experiment.config import binding_differences
+from rl_training.experiment.config import training_differences
 from rl_training.experiment.files import check_regular
 from rl_training.experiment.runs import RunContext, context_of, find_runs, read_metadata, read_metrics
 from rl_training.experiment.sources import read_yaml
@@ -216,12 +216,12 @@ def _readable_runs(places: list[Path]) -> tuple[list[Run], list[str]]:
 
 def _is_same_course(run: Run, other: Run) -> bool:
     """Whether one run only repeats the other, which would count a seed twice."""
-    return run.seed == other.seed and not binding_differences(run.config, other.config)
+    return run.seed == other.seed and not training_differences(run.config, other.config)
 
 
 def _differing_settings(label: str, runs: Sequence[Run]) -> Iterator[str]:
     first = runs[0]
-    differing = {path for run in runs for path in binding_differences(first.config, run.config)} - {"seed"}
+    differing = {path for run in runs for path in training_differences(first.config, run.config)} - {"seed"}
     if any(run.total_timesteps != first.total_timesteps for run in runs):
         differing.add("total_timesteps")
     if differing:

@@ -10,7 +10,7 @@ from rl_training.envs.factory import WORKER_STEP_TIMEOUT, env_factory
 from rl_training.envs.guard import RESET_PATIENCE
 from rl_training.envs.replay_check import replay_difference
 from rl_training.experiment.checkpointing import CheckpointState
-from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
+from rl_training.experiment.config import TrainConfig, describe_training_differences, plain_config
 from rl_training.runtime.run_utils import hardware, versions
 from rl_training.runtime.saved import SavedProgress
 
@@ -27,7 +27,7 @@ def find_differences(config: TrainConfig, saved: CheckpointState, scheduled: Seq
         *_changes(saved.metadata.get("hardware", {}), hardware(config)),
         *_compile_changes(config, saved.metadata),
         *_budget_changes(config, saved, scheduled),
-        *binding_changes(plain_config(TrainConfig(**saved.config)), plain_config(config)),
+        *describe_training_differences(plain_config(TrainConfig(**saved.config)), plain_config(config)),
     ]
 
 
