@@ -11,7 +11,7 @@ from rl_training.results.permutation import (
     allowed_p_value,
     can_decide,
     difference_interval,
-    fewest_seeds,
+    min_seeds,
     permutation_p_value,
 )
 from rl_training.results.statistics import FloatArray, interquartile_mean
@@ -92,7 +92,7 @@ def test_groups_of_equal_scores_are_told_apart_though_the_interquartile_mean_cut
 def test_the_fewest_seeds_that_can_decide_follow_from_the_number_of_partings() -> None:
     assert not can_decide(3, 3, 0.95)  # 2 of 20 partings: p = 0.1 at best
     assert can_decide(4, 4, 0.95)  # 2 of 70
-    assert [fewest_seeds(confidence) for confidence in (0.5, 0.95, 0.99, 0.999)] == [3, 4, 6, 7]
+    assert [min_seeds(confidence) for confidence in (0.5, 0.95, 0.99, 0.999)] == [3, 4, 6, 7]
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
