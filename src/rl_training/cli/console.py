@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rl_training.experiment.groups import GroupRecord
     from rl_training.experiment.sources import ResolvedConfig
     from rl_training.experiment.validation import StrictModel
-    from rl_training.recording.episodes import Recording
+    from rl_training.recording.episodes import RecordedVideo
     from rl_training.results.comparison import Comparison, Side
     from rl_training.results.receipts import Receipt
     from rl_training.runtime.plan import TrainingPlan
@@ -116,7 +116,7 @@ def show_group(group_dir: Path, record: "GroupRecord") -> None:
         show_line(f"{label + ':':16}{value}")
 
 
-def show_recording(recording: "Recording") -> None:
+def show_recording(recording: "RecordedVideo") -> None:
     """Show one row per recorded episode, then the path, length and size of the video."""
     table = _table("Recorded episodes", "episode", "seed", "return", "length", "")
     for number, episode in enumerate(recording.episodes, start=1):
