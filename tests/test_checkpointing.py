@@ -204,7 +204,7 @@ def test_a_damaged_manifest_is_refused_by_name(content: bytes, tmp_path: Path) -
 def test_a_file_that_torch_reads_but_is_not_ours_is_refused(content: Any, tmp_path: Path) -> None:
     path = tmp_path / "other.pt"
     torch.save(content, path)
-    with pytest.raises(CheckpointError, match=r"other\.pt is not one of rl_training"):
+    with pytest.raises(CheckpointError, match=r"other\.pt is not an rl_training checkpoint"):
         load_checkpoint(path)
 
 

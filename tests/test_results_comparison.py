@@ -24,7 +24,7 @@ def test_a_clear_difference_is_decided_in_favour_of_the_higher(tmp_path: Path) -
     assert found.verdict == "better"
     assert found.difference.value == found.mean_difference == 40.0
     assert 0.0 < found.difference.interval.low < 40.0 < found.difference.interval.high
-    assert found.p_value == pytest.approx(2 / 252)  # this parting and its mirror image
+    assert found.p_value == pytest.approx(2 / 252)  # this split and its mirror image
     assert found.probability_of_improvement.value == 1.0
     assert found.probability_of_improvement.interval.low < 1.0
     assert found.sentence.startswith("B is better than A: its interquartile mean is 40.00 higher than that of A (95 %")
@@ -70,7 +70,7 @@ def test_the_suggested_number_of_seeds_finds_the_difference_in_most_trials(tmp_p
 def test_sides_of_different_size_are_told_apart(tmp_path: Path) -> None:
     found = compared(tmp_path, LOW, [20.0, 22.0])
     assert found.verdict == "undecided"
-    assert "These seeds are too few for a verdict" in found.sentence  # this parting is one of 21
+    assert "These seeds are too few for a verdict" in found.sentence  # this split is one of 21
     assert "About 2 more of B would" in found.sentence
     assert compared(tmp_path / "more", [*LOW, 19.0, 20.0, 21.0], HIGH[:3]).verdict == "better"  # one of 165
     overlapping = compared(tmp_path / "overlapping", LOW, [13.0, 15.0, 17.0, 19.0])

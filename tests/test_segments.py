@@ -314,7 +314,7 @@ def test_references_that_make_no_sense_are_refused(tmp_path: Path, blocks: Any) 
     values["buffer_state"]["blocks"] = blocks
     torch.save(values, path)
     write_manifest(path, describe(path.read_bytes(), []))
-    with pytest.raises(CheckpointError, match=r"step_4\.pt is not one of rl_training"):
+    with pytest.raises(CheckpointError, match=r"step_4\.pt is not an rl_training checkpoint"):
         load_checkpoint(path)
 
 

@@ -163,7 +163,7 @@ def load_without_experience(path: Path | str) -> CheckpointState:
         or not all(isinstance(part, dict) for part in values.values())
     ):
         raise CheckpointError(
-            f"checkpoint {target} is not one of rl_training: expected dicts named {', '.join(sorted(names))}"
+            f"{target} is not an rl_training checkpoint: expected dicts named {', '.join(sorted(names))}"
         )
     with _refuse_malformed_state(target):
         state = CheckpointState(**migrate(values))
@@ -189,7 +189,7 @@ def _refuse_malformed_state(path: Path) -> Iterator[None]:
         yield
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"checkpoint {path} is not one of rl_training: its parts do not fit together ({error!r})"
+            f"{path} is not an rl_training checkpoint: its parts do not fit together ({error!r})"
         ) from error
 
 

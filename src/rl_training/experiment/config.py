@@ -50,7 +50,7 @@ def _check_device(name: str) -> str:
 
 
 def _expand_home(path: Path) -> Path:
-    """Replace a leading `~` by the home directory. Refuse the path if the user has none."""
+    """Replace a leading `~` by the home directory. Refuse the path if that directory is not known."""
     try:
         return path.expanduser()
     except RuntimeError:

@@ -59,13 +59,13 @@ def check_regular(path: Path) -> None:
         return
     for is_kind, name in _KINDS:
         if is_kind(mode):
-            raise OSError(errno.EINVAL, f"it is {name}, and only a regular file is used here", str(path))
+            raise OSError(errno.EINVAL, f"it is {name}, and only a regular file is allowed here", str(path))
 
 
 def check_folder(path: Path) -> None:
     """Refuse a folder that is a link, because files would be written and removed outside the run or group directory."""
     if path.is_symlink():
-        raise RunDirectoryError(f"{path} is a symbolic link, which is not followed: put the folder itself there")
+        raise RunDirectoryError(f"{path} is a symbolic link, which is not followed: replace it by the folder itself")
 
 
 def read_bytes(path: Path, limit: int) -> bytes:

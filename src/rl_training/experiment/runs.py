@@ -121,7 +121,7 @@ def make_directory(output_dir: Path, name: str, folders: Sequence[str]) -> Path:
     path = output_dir / name
     try:
         if path.resolve().parent != output_dir.resolve():
-            raise RunDirectoryError(f"{path} would lie outside {output_dir}")
+            raise RunDirectoryError(f"{path} would be outside {output_dir}")
         output_dir.mkdir(parents=True, exist_ok=True)
         path.mkdir()  # atomic: if two processes try, one fails here
         for folder in folders:

@@ -86,7 +86,7 @@ class SegmentStore:
         return _end(references[-1]) if references else 0
 
     def _usable_references(self) -> list[Reference]:
-        """Return the references; none if a file was removed meanwhile, so that all transitions are written again."""
+        """Return the references; an empty list if a file has disappeared, so that all transitions are written again."""
         complete = all((self.directory / name).exists() for name in segment_files({"blocks": self._references}))
         return self._references if complete else []
 

@@ -48,7 +48,7 @@ class GuardedTracker:
     def _leave_out(self, error: Exception) -> None:
         self._tracker = None
         warnings.warn(
-            f"tracker {self._name} failed and is left out ({describe_error(error)}); metrics.jsonl is complete",
+            f"tracker {self._name} failed and is left out ({describe_error(error)}); metrics.jsonl is not affected",
             stacklevel=3,
         )
 

@@ -118,11 +118,11 @@ def _diagnostics(groups: Sequence[GroupPart]) -> Markup:
 def _hint(group: GroupPart, row: HintRow) -> Markup:
     hint = row.hint
     subject = f"{group.label}, {describe_seeds(row.seeds)}"
-    seen = hint.observation if len(row.seeds) == 1 else f"seed {row.seeds[0]}: {hint.observation}"
+    observation = hint.observation if len(row.seeds) == 1 else f"seed {row.seeds[0]}: {hint.observation}"
     return element(
         "article",
         element("h3", hint.title, " ", element("span", subject, class_="quiet")),
-        element("p", seen[0].upper(), seen[1:], "."),
+        element("p", observation[0].upper(), observation[1:], "."),
         element("p", hint.consequence, class_="quiet"),
         element("p", element("strong", "Try: "), hint.advice),
         class_="hint",
