@@ -204,7 +204,7 @@ def test_a_damaged_manifest_is_refused_by_name(content: bytes, tmp_path: Path) -
 def test_a_file_that_torch_reads_but_is_not_ours_is_refused(content: Any, tmp_path: Path) -> None:
     path = tmp_path / "other.pt"
     torch.save(content, path)
-    with pytest.raises(CheckpointError, match=r"other\.pt is not ours"):
+    with pytest.raises(CheckpointError, match=r"other\.pt is not an rl_training checkpoint"):
         load_checkpoint(path)
 
 
@@ -447,7 +447,7 @@ def test_a_run_without_an_intact_checkpoint_is_refused_with_every_reason(run_dir
 
 def test_an_empty_directory_holds_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=f"^no intact checkpoint in {re.escape(str(tmp_path))}: a run that had not begun"
+        CheckpointError, match=f"^no intact checkpoint in {re.escape(str(tmp_path))}: the run has saved nothing yet"
     ):
         find_checkpoint(tmp_path)
 

@@ -195,7 +195,7 @@ def _known_algo(config: TrainConfig) -> TrainConfig:
         ("algo_kwargs.hidden_sizes", [64.0], "algo_kwargs.hidden_sizes.0=64.0: "),
         ("algo_kwargs.hidden_sizes", ["64"], "algo_kwargs.hidden_sizes.0='64': "),
         ("env_kwargs", {1: 2}, "env_kwargs.1"),
-        ("env_kwargs", {"kinds": {1, 2}}, "env_kwargs.kinds={1, 2}: holds a set; only plain values"),
+        ("env_kwargs", {"kinds": {1, 2}}, "env_kwargs.kinds={1, 2}: contains a set; use plain values only"),
         ("env_kwargs", {"deep": [{1: 2}]}, "env_kwargs.deep=[{1: 2}]: keys must be strings"),
         ("algo_kwargs.learning_rate", 10**400, "algo_kwargs.learning_rate=1000"),
     ],
@@ -420,7 +420,7 @@ def test_a_home_directory_that_is_not_known_is_refused(given: str, monkeypatch: 
 
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)  # a user without an entry, as in many containers
-    with pytest.raises(ConfigError, match=r"output_dir='~.*: this home directory is not known: set HOME"):
+    with pytest.raises(ConfigError, match=r"output_dir='~.*: the home directory is not known: set HOME"):
         TrainConfig(algo="ppo", env_id="x", output_dir=given)
     assert TrainConfig(algo="ppo", env_id="x").output_dir == Path("runs")
 

@@ -89,7 +89,7 @@ def test_a_run_trains_and_goes_on_with_one_warning_for_each_ability(library: Pat
     resumed = run(library, lacks, "-m", "rl_training", "resume", str(run_dir), "--total-timesteps", "512")
     for done in (trained, resumed):
         assert done.returncode == 0, done.stderr
-        assert done.stderr.count("has no locks (No locks available)") == 1
+        assert done.stderr.count("does not support locks (No locks available)") == 1
         assert done.stderr.count("cannot sync directories") == 1
     assert read_metadata(context_of(run_dir))["global_step"] == 512
     assert not (run_dir / "run.lock").exists()
@@ -109,7 +109,7 @@ print("went on")
 def test_without_locks_a_directory_is_taken_with_a_warning(number: int, library: Path, tmp_path: Path) -> None:
     done = run(library, {"NO_LOCKS": str(number)}, "-c", LOCK, str(tmp_path))
     assert done.stdout == "went on\n", done.stderr
-    assert done.stderr.count("has no locks") == 1
+    assert done.stderr.count("does not support locks") == 1
 
 
 def test_a_lock_that_fails_otherwise_is_told_by_name(library: Path, tmp_path: Path) -> None:

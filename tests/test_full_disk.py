@@ -57,7 +57,7 @@ def test_a_log_that_cannot_grow_costs_one_warning_and_no_half_line(tmp_path: Pat
     """A hundred lines of metrics do not fit, all checkpoints do."""
     done = train(tmp_path, size=40_000, total_timesteps=64 * 120, checkpoint_interval=0)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("metrics.jsonl cannot be written: File too large; training goes on") == 1
+    assert done.stderr.count("metrics.jsonl cannot be written: File too large; training continues") == 1
     context = context_of(only_run(tmp_path))
     assert read_metadata(context)["status"] == "completed"
     lines = context.metrics_path.read_bytes().splitlines(keepends=True)
@@ -76,7 +76,7 @@ def test_a_checkpoint_that_does_not_fit_ends_the_run_with_one_line_and_keeps_the
     assert done.returncode == 1
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "cannot be written" in error
-    assert "make room, then resume" in error
+    assert "free disk space, then resume" in error
     assert "Traceback" not in done.stderr
     assert "while ending the failed run" not in done.stderr
     assert find_checkpoint(run_dir) == newest

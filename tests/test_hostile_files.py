@@ -75,7 +75,7 @@ def test_aliases_that_repeat_much_are_refused(text: str, tmp_path: Path) -> None
 
 def test_a_config_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     config = TrainConfig(algo="ppo", env_id="CartPole-v1", env_kwargs={"table": ["x" * 100] * 20_000})
-    with pytest.raises(ConfigError, match="takes more than 1,048,576 bytes"):
+    with pytest.raises(ConfigError, match="has more than 1,048,576 bytes"):
         write_run_config(context_of(tmp_path), config)
     assert list(tmp_path.iterdir()) == []
 
@@ -230,12 +230,12 @@ def list_in_itself() -> bytes:
 
 BOMBS = {
     compressed_zeros: "compressed",
-    entries_that_overlap: "unpacks to more than the file holds",
-    stretched_tensor: r"a tensor of shape \(1000000000,\) has 16 bytes",
+    entries_that_overlap: "entries of the archive are larger than the file",
+    stretched_tensor: r"a tensor of shape \(1000000000,\) has only 16 bytes",
     declared_storage: "does not match expected size",
-    bytes_made_of_a_number: "it names builtins bytearray",
-    lists_of_lists: "unpacks to more than the file holds",
-    list_in_itself: "unpacks to more than the file holds",
+    bytes_made_of_a_number: "it refers to builtins bytearray",
+    lists_of_lists: "take more memory than the file is large",
+    list_in_itself: "take more memory than the file is large",
 }
 
 

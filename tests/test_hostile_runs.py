@@ -14,7 +14,7 @@ from rl_training.cli import main
 from rl_training.errors import RunDirectoryError
 from rl_training.experiment.checkpointing import prune_checkpoints, step_checkpoints
 from rl_training.experiment.runs import context_of, read_metadata
-from rl_training.experiment.trackers.ledger import open_ledger
+from rl_training.experiment.trackers.upload_record import load_upload_record
 from rl_training.results.drawing import plot_run
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.registry import get_algorithm_spec
@@ -123,7 +123,7 @@ def test_links_that_the_user_gives_are_followed(run_dir: Path, tmp_path: Path) -
 
 
 def test_files_that_a_run_writes_replace_links_and_leave_their_targets(make_config: MakeConfig, tmp_path: Path) -> None:
-    """Of what is not read before it is written: the table, the curve, a tracker's ledger, the best checkpoint."""
+    """Files that are written without being read first: the table, the curve, an upload record, the best checkpoint."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     config = make_config(total_timesteps=64, trackers=[])
@@ -134,7 +134,7 @@ def test_files_that_a_run_writes_replace_links_and_leave_their_targets(make_conf
         (run_dir / name).unlink(missing_ok=True)
         (run_dir / name).symlink_to(victim)
     assert main(["resume", str(run_dir), "--total-timesteps", "128", "--set", "trackers=[csv]"]) == 0
-    open_ledger(context_of(run_dir), "wandb", home="here").save()
+    load_upload_record(context_of(run_dir), "wandb", home="here").save()
     plot_run(context_of(run_dir))
     assert victim.read_text() == "mine"
     assert not any((run_dir / name).is_symlink() for name in names[:3])

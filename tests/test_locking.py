@@ -55,7 +55,7 @@ def test_a_lock_says_who_holds_it_and_ends_with_its_holder(tmp_path: Path) -> No
         RunLock(tmp_path).acquire()
     holder.kill()
     holder.communicate()
-    with pytest.warns(UserWarning, match=f"process {holder.pid} on .* left .*run.lock"):
+    with pytest.warns(UserWarning, match=f"process {holder.pid} on .* ended without removing .*run.lock"):
         lock = RunLock(tmp_path).acquire()
     lock.release()
     lock.release()
@@ -80,7 +80,7 @@ def test_a_worker_process_does_not_keep_its_dead_parents_lock(tmp_path: Path) ->
         worker = int(answer(holder))
         holder.kill()
     try:
-        with pytest.warns(UserWarning, match="it is gone"):
+        with pytest.warns(UserWarning, match="takes over the run"):
             RunLock(tmp_path).acquire().release()
     finally:
         os.kill(worker, 9)

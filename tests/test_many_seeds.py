@@ -120,12 +120,12 @@ def test_seeds_are_numbers_and_ranges_in_the_order_given(text: str, seeds: tuple
         ("1,,2", "'' is neither"),
         ("1-", "'1-' is neither"),
         ("-3", "'-3' is neither"),
-        ("1..4", "give such as 1-10, 1,2,5 or 1-3,7"),
+        ("1..4", "give for example 1-10, 1,2,5 or 1-3,7"),
         ("1e3", "neither"),
         ("٣", "neither"),
         ("5-3", "the range 5-3 is empty; give 3-5"),
         ("1-3,2", "seed 2 is given twice"),
-        ("1-999999999999", "a group has from 1 to 10000"),
+        ("1-999999999999", "give from 1 to 10000"),
     ],
 )
 def test_other_seeds_are_refused(text: str, expected: str) -> None:
@@ -343,7 +343,7 @@ def test_seeds_whose_owner_was_killed_save_and_end_and_nobody_takes_their_runs_b
         process.kill()
     group_dir = place.group()
     (place.orders / "seed-3").write_text("fail")
-    with pytest.warns(UserWarning, match=f"process {process.pid} on .* left .*run.lock"):
+    with pytest.warns(UserWarning, match=f"process {process.pid} on .* ended without removing .*run.lock"):
         assert main(["resume", str(group_dir)]) == 1
     assert all("is in use by process" in (record.reason or "") for record in read_group(group_dir).seeds[:2])
     for end in held:
@@ -427,7 +427,8 @@ def test_a_config_that_was_edited_into_another_is_refused(
     path.write_text(text.replace("gamma: 0.99", "gamma: 0.5"))
     assert main(["resume", str(finished)]) == 2
     assert (
-        "config.yaml is not what seed 1 began with (algo_kwargs.gamma: 0.99 then, 0.5 now)" in capsys.readouterr().err
+        "config.yaml differs from the config of seed 1 (algo_kwargs.gamma: 0.99 then, 0.5 now)"
+        in capsys.readouterr().err
     )
     path.write_text(text)
 
@@ -476,9 +477,7 @@ def test_a_record_that_leads_out_of_the_group_is_refused_and_nothing_there_is_to
     before = sorted(own_group.rglob("*"))
     assert main(["resume", str(own_group)]) == 2
     printed = capsys.readouterr().err
-    assert re.fullmatch(
-        r"error: .*group\.json is damaged: .*run_dir=.*: give the plain name of a directory .*\n", printed
-    )
+    assert re.fullmatch(r"error: .*group\.json is damaged: .*run_dir=.*: give the name of a directory .*\n", printed)
     assert (victim / "file").read_text() == "mine"
     assert sorted(own_group.rglob("*")) == before
 

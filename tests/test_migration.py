@@ -112,5 +112,7 @@ def test_a_loaded_model_of_format_1_is_saved_in_todays_format(tmp_path: Path) ->
 
 def test_what_looks_old_but_cannot_be_migrated_is_refused(tmp_path: Path) -> None:
     odd = CheckpointState({}, {"head": 3, "size": "three"}, {}, {}, {})
-    with pytest.raises(CheckpointError, match=r"odd\.pt is not ours: its parts do not fit together"):
+    with pytest.raises(
+        CheckpointError, match=r"odd\.pt is not an rl_training checkpoint: its parts do not fit together"
+    ):
         load_checkpoint(save_checkpoint(tmp_path / "odd.pt", odd))

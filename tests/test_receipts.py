@@ -16,12 +16,12 @@ from rl_training.results import receipts
 from rl_training.results.receipts import (
     RECEIPTS_DIR,
     Receipt,
+    ReceiptCheck,
     Reference,
     SeedScore,
-    Verification,
-    is_at_least,
     preset_digest,
     preset_names,
+    reaches_reference,
     read_receipt,
     read_receipts,
     read_references,
@@ -121,22 +121,22 @@ def test_one_seed_has_no_interval() -> None:
 
 def test_a_repetition_holds_inside_the_interval_or_where_intervals_overlap() -> None:
     stored = make_receipt(100.0, 110.0, 120.0, 130.0, 140.0)
-    inside = Verification(stored, make_receipt(118.0, 119.0, 121.0))
+    inside = ReceiptCheck(stored, make_receipt(118.0, 119.0, 121.0))
     assert (inside.is_inside, inside.holds) == (True, True)
-    assert inside.sentence.startswith("holds: 119.3 lies inside the stored interval, 1")
-    near = Verification(stored, make_receipt(139.0, 150.0, 160.0))
+    assert inside.sentence.startswith("holds: 119.3 is inside the stored interval, 1")
+    near = ReceiptCheck(stored, make_receipt(139.0, 150.0, 160.0))
     assert (near.is_inside, near.holds) == (False, True)
     assert "overlaps it" in near.sentence
-    far = Verification(stored, make_receipt(1.0, 2.0, 3.0))
+    far = ReceiptCheck(stored, make_receipt(1.0, 2.0, 3.0))
     assert (far.is_inside, far.holds) == (False, False)
-    assert far.sentence.startswith("does not hold: 2.00 lies outside the stored interval")
-    single = Verification(make_receipt(500.0), make_receipt(500.0))
+    assert far.sentence.startswith("does not hold: 2.00 is outside the stored interval")
+    single = ReceiptCheck(make_receipt(500.0), make_receipt(500.0))
     assert single.is_inside
 
 
 def test_a_row_is_marked_where_it_stays_below_the_reference(tmp_path: Path) -> None:
-    assert is_at_least(make_receipt(90.0, 100.0, 110.0), Reference(120.0, 15.0, 1_000))
-    assert not is_at_least(make_receipt(90.0, 91.0, 92.0), Reference(120.0, 15.0, 1_000))
+    assert reaches_reference(make_receipt(90.0, 100.0, 110.0), Reference(120.0, 15.0, 1_000))
+    assert not reaches_reference(make_receipt(90.0, 91.0, 92.0), Reference(120.0, 15.0, 1_000))
     write_page(tmp_path / "page.md", [make_receipt(90.0, 91.0, 92.0), make_receipt(1.0, preset="ppo/unknown")])
     rows = (tmp_path / "page.md").read_text().splitlines()[-2:]
     assert rows[0].startswith("| `ppo/cartpole` | 1,000 | 3 | 91.00 **below** |")
@@ -169,7 +169,7 @@ def test_a_preset_is_measured_once_and_verified(tiny_preset: str, capsys: pytest
     assert run(tiny_preset) == 0
     assert "its receipt is up to date" in capsys.readouterr().out
     assert run("--verify", tiny_preset, "--receipts", "receipts") == 0
-    assert f"holds: {receipt.iqm:.2f} lies inside" in capsys.readouterr().out  # the same seeds give the same agents
+    assert f"holds: {receipt.iqm:.2f} is inside" in capsys.readouterr().out  # the same seeds give the same agents
     stored: dict[str, Any] = json.loads(Path("receipts/ppo/tiny.json").read_text())
     stored |= {"iqm": 1e6, "interval": [1e6, 1e6], "preset_sha256": "0" * 64}
     Path("receipts/ppo/tiny.json").write_text(json.dumps(stored))

@@ -205,7 +205,7 @@ def test_frames_are_not_gathered_in_memory(tmp_path: Path, suffix: str) -> None:
 
 
 def test_an_env_that_takes_another_course_is_told_of(painted: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="tests/Painted-v0 is no function of its seed and actions: the video shows"):
+    with pytest.warns(UserWarning, match="tests/Painted-v0 is not determined by its seed and actions: the episode"):
         record_video(painted("moody"), tmp_path / "agent.gif")
 
 
@@ -214,7 +214,7 @@ def test_an_env_that_takes_another_course_is_told_of(painted: Callable[..., Path
     [
         ("broken", r"tests/Painted-v0 cannot be drawn here \(RuntimeError: no colours left\)"),
         ("floats", r"draws float32 of shape \(21, 33, 3\); expected uint8"),
-        ("growing", r"a frame has shape \(21, 35, 3\), those before it \(21, 33, 3\)"),
+        ("growing", r"a frame has shape \(21, 35, 3\), earlier ones have \(21, 33, 3\)"),
     ],
 )
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -250,8 +250,8 @@ def test_drawing_without_pygame_names_the_extra(
 @pytest.mark.parametrize(
     ("output", "missing", "message"),
     [
-        ("agent.avi", "", "unknown kind of video; give a name that ends in .mp4 or .gif"),
-        ("agent", "", "unknown kind of video"),
+        ("agent.avi", "", "unknown video format; give a name that ends in .mp4 or .gif"),
+        ("agent", "", "unknown video format"),
         ("agent.gif", "PIL", r"writing GIF needs an extra: pip install 'rl-training\[video\]'"),
         ("agent.mp4", "imageio_ffmpeg", r"writing MP4 needs an extra: pip install 'rl-training\[video\]'; or install"),
         ("folder.gif", "", "is a directory"),
@@ -270,7 +270,7 @@ def test_a_video_that_cannot_be_written_is_refused_before_anything_is_read(
 
 @pytest.mark.parametrize("options", [{"fps": 0.0}, {"max_steps": 0}, {"num_episodes": 0}, {"seed": -1}])
 def test_numbers_have_ranges(tmp_path: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"=(0|0\.0|-1): (at least [01] is needed|give a number from 1 to)"):
+    with pytest.raises(ConfigError, match=r"=(0|0\.0|-1): (give at least [01]|give a number from 1 to)"):
         record_video(tmp_path / "no run at all", tmp_path / "agent.gif", **options)
 
 

@@ -158,7 +158,7 @@ class TestWandb:
         self, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("WANDB_MODE")
-        with pytest.warns(UserWarning, match=r"W&B is written offline, .*No API key configured") as caught:
+        with pytest.warns(UserWarning, match=r"W&B runs offline .*No API key configured") as caught:
             result = train_ppo(make_config(trackers=["wandb"]))
         assert len(caught) == 1
         assert len(offline_runs(result.run_dir)) == 1
@@ -267,7 +267,7 @@ class TestMlflow:
         files = [path for path in result.run_dir.rglob("*") if path.is_file()]
         assert not [path for path in files if b"secret" in path.read_bytes()]
 
-    def test_the_ledger_names_a_server_without_its_password(
+    def test_the_upload_record_names_a_server_without_its_password(
         self, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://me:secret@localhost{tmp_path}/store")

@@ -76,7 +76,7 @@ def test_every_check_can_speak_and_says_what_why_and_what_to_try() -> None:
     poor = make_run(eval__mean_reward=[*RISING[:9], 10.0], train__explained_variance=[0.0] * 10)
     hints = [hint for check in CHECKS for run in (bad, poor) if (hint := check(run)) is not None]
     assert len({hint.title for hint in hints}) == len(CHECKS)
-    assert all(hint.seen and hint.matters and hint.advice for hint in hints)
+    assert all(hint.observation and hint.consequence and hint.advice for hint in hints)
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_a_median_above_its_threshold_is_told(metric: str, threshold: float, tit
 def test_a_refused_gradient_step_is_told_with_how_to_look_at_it() -> None:
     (hint,) = find_hints(replace(make_run(), metadata={"error": "NonFiniteUpdateError: the loss is nan"}))
     assert hint.title == "Loss not finite"
-    assert hint.seen == "NonFiniteUpdateError: the loss is nan"
+    assert hint.observation == "NonFiniteUpdateError: the loss is nan"
     assert "rl-training replay runs/one" in hint.advice
     assert titles(replace(make_run(), metadata={"error": "ValueError: no such thing"})) == []
 
 
 def test_a_metric_that_was_not_finite_is_named() -> None:
     (hint,) = find_hints(make_run(train__loss=[1.0] * 9 + [None]))
-    assert hint.seen == "no finite number: train/loss"
+    assert hint.observation == "not finite: train/loss"
 
 
 def test_a_return_that_stays_where_it_began_is_told() -> None:

@@ -73,7 +73,7 @@ def test_one_group_has_a_score_with_its_interval_and_a_row_per_seed(tmp_path: Pa
     assert [chart.title for chart in report.envs[0].charts] == ["Evaluation return", "Training return"]
     text = words(tmp_path / "tuned")
     assert "tuned (n = 4)" in text
-    assert "Nothing conspicuous in 4 runs." in text
+    assert "No problems found in 4 runs." in text
     assert "All runs share one config, apart from the seed." in text
 
 
@@ -111,7 +111,7 @@ def test_runs_that_have_not_finished_are_shown_but_not_counted(tmp_path: Path) -
     assert group.score is not None
     assert group.score.value == 15.0
     text = words(tmp_path)
-    assert "2 of 4 runs have not finished: shown, not counted" in text
+    assert "2 of 4 runs have not finished; they are shown, not counted" in text
     assert "EnvironmentStepError: it broke" in text
     assert "1,000 of 9,000" in text
     assert "unfinished runs dotted" in text
@@ -215,5 +215,5 @@ def test_an_evaluation_that_is_no_number_is_left_out(tmp_path: Path) -> None:
     assert [row.final for row in report.groups[0].rows] == [1.0, None]
     assert report.groups[0].score is not None
     assert report.groups[0].score.value == 1.0
-    assert "Not compared: a final evaluation is no finite number." in words(a, b)
+    assert "Not compared: a final evaluation is not a finite number." in words(a, b)
     assert best_run(load_groups([a])).seed == 1

@@ -80,14 +80,14 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.Ca
     empty.mkdir()
     for arguments, reason in (
         (["compare", str(a), str(other)], "compare runs of one environment"),
-        (["compare", str(a), str(a)], "stands on both sides"),
+        (["compare", str(a), str(a)], "is on both sides"),
         (["compare", str(a), str(empty)], "no finished runs below"),
         (["compare", str(a), str(tmp_path / "nowhere")], "nowhere is not a directory"),
         (["compare", str(a)], "Missing argument 'B'"),
         (["compare", str(a), str(other), "--metric", "median"], "'median' is not one of 'final', 'best', 'auc'"),
-        (["compare", str(a), str(other), "--confidence", "95"], "confidence=95.0: give a share"),
+        (["compare", str(a), str(other), "--confidence", "95"], "confidence=95.0: give a number"),
         (["plot"], "Missing argument"),
-        (["plot", str(a), str(other)], "draw a picture for each environment"),
+        (["plot", str(a), str(other)], "make a plot for each environment"),
         (["plot", str(a), "--metric", "loss"], "has no metric 'loss'"),
         (["plot", str(a), "--output", "curves.gif"], "ends with one of .png, .svg"),
     ):

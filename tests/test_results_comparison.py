@@ -24,7 +24,7 @@ def test_a_clear_difference_is_decided_in_favour_of_the_higher(tmp_path: Path) -
     assert found.verdict == "better"
     assert found.difference.value == found.mean_difference == 40.0
     assert 0.0 < found.difference.interval.low < 40.0 < found.difference.interval.high
-    assert found.p_value == pytest.approx(2 / 252)  # this parting and its mirror image
+    assert found.p_value == pytest.approx(2 / 252)  # this split and its mirror image
     assert found.probability_of_improvement.value == 1.0
     assert found.probability_of_improvement.interval.low < 1.0
     assert found.sentence.startswith("B is better than A: its interquartile mean is 40.00 higher than that of A (95 %")
@@ -49,7 +49,9 @@ def test_three_seeds_decide_nothing_and_the_sentence_says_how_many_would(tmp_pat
     found = compared(tmp_path, LOW[:3], HIGH[:3])
     assert found.verdict == "undecided"
     assert not found.difference.interval.is_bounded
-    assert "So few seeds can decide nothing: train at least 4 per side. About 1 more seed per side" in found.sentence
+    assert (
+        "These seeds are too few for a verdict: train at least 4 per side. About 1 more seed per side" in found.sentence
+    )
     assert compared(tmp_path / "single", LOW[:1], HIGH[:1]).seeds_needed == 4
 
 
@@ -68,7 +70,7 @@ def test_the_suggested_number_of_seeds_finds_the_difference_in_most_trials(tmp_p
 def test_sides_of_different_size_are_told_apart(tmp_path: Path) -> None:
     found = compared(tmp_path, LOW, [20.0, 22.0])
     assert found.verdict == "undecided"
-    assert "So few seeds can decide nothing" in found.sentence  # this parting is one of 21
+    assert "These seeds are too few for a verdict" in found.sentence  # this split is one of 21
     assert "About 2 more of B would" in found.sentence
     assert compared(tmp_path / "more", [*LOW, 19.0, 20.0, 21.0], HIGH[:3]).verdict == "better"  # one of 165
     overlapping = compared(tmp_path / "overlapping", LOW, [13.0, 15.0, 17.0, 19.0])
@@ -82,7 +84,7 @@ def test_no_or_a_tiny_difference_is_not_soon_decided(tmp_path: Path, b: list[flo
     found = compared(tmp_path, LOW, b)
     assert found.verdict == "undecided"
     assert found.seeds_needed is None
-    assert "More seeds would not soon decide: it takes over 1,000 per side." in found.sentence
+    assert "More seeds would hardly help: a verdict would need over 1,000 per side." in found.sentence
     assert ("their interquartile means are equal" in found.sentence) == (b == LOW)
 
 
@@ -90,7 +92,7 @@ def test_more_confidence_asks_for_more(tmp_path: Path) -> None:
     assert compared(tmp_path / "usual", LOW, HIGH, 0.95).verdict == "better"
     assert compared(tmp_path / "strict", LOW, HIGH, 0.999).verdict == "undecided"
     for confidence in (0.1, 1.0, 95.0):
-        with pytest.raises(ConfigError, match=r"give a share from 0.5 to 0.999"):
+        with pytest.raises(ConfigError, match=r"give a number from 0.5 to 0.999"):
             compared(tmp_path / str(confidence), LOW, HIGH, confidence)
 
 
@@ -110,7 +112,7 @@ def test_different_environments_and_shared_runs_are_refused(tmp_path: Path) -> N
     there = load_group(write_group(tmp_path / "there", LOW, env_id="Acrobot-v1"))
     with pytest.raises(RunDirectoryError, match="here is on CartPole-v1, there on Acrobot-v1: compare runs of one"):
         compare(here, there)
-    with pytest.raises(RunDirectoryError, match="stands on both sides"):
+    with pytest.raises(RunDirectoryError, match="is on both sides"):
         compare(here, load_group(here.runs[0].run_dir))
 
 

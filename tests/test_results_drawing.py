@@ -70,7 +70,7 @@ def test_any_logged_metric_can_be_drawn_and_others_are_refused_with_those_there_
 def test_environments_do_not_share_a_picture(tmp_path: Path) -> None:
     write_run(tmp_path, 1, [1.0])
     write_run(tmp_path, 1, [1.0], env_id="Acrobot-v1")
-    with pytest.raises(RunDirectoryError, match="runs on Acrobot-v1, CartPole-v1: draw a picture for each environment"):
+    with pytest.raises(RunDirectoryError, match="runs on Acrobot-v1, CartPole-v1: make a plot for each environment"):
         drawn(tmp_path)
 
 

@@ -68,7 +68,7 @@ def test_the_same_seed_with_the_same_settings_counts_once(make_config: MakeConfi
     longer = resume_training(short.run_dir / "checkpoints" / "step_128.pt", total_timesteps=256)
     group = load_group(make_config().output_dir)
     assert [run.run_dir for run in group.runs] == [longer.run_dir]
-    assert group.notes == (f"left out: {short.run_dir} (seed 7 with the settings of {longer.run_dir.name})",)
+    assert group.notes == (f"left out: {short.run_dir} (same seed 7 and settings as {longer.run_dir.name})",)
 
 
 def test_settings_that_differ_inside_a_group_are_named(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def damaged(tmp_path: Path, name: str, text: str) -> RunGroup:
         ("metadata.json", "{}", "cannot be read: KeyError: 'algo'"),
         ("metrics.jsonl", "5\n", "cannot be read"),
         ("metrics.jsonl", '{"time": 1}\n', "no line of metrics.jsonl can be read"),
-        ("metadata.json", METADATA.replace("{}", "[1]"), "the metrics in metadata.json are no map"),
+        ("metadata.json", METADATA.replace("{}", "[1]"), "the metrics in metadata.json are not a JSON object"),
         ("config.yaml", "a: [", "cannot be read: ConfigError"),
     ],
 )

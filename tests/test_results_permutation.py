@@ -11,7 +11,7 @@ from rl_training.results.permutation import (
     allowed_p_value,
     can_decide,
     difference_interval,
-    fewest_seeds,
+    min_seeds,
     permutation_p_value,
 )
 from rl_training.results.statistics import FloatArray, interquartile_mean
@@ -52,9 +52,9 @@ def test_the_p_value_equals_that_of_a_plain_enumeration(name: str, sizes: tuple[
     assert permutation_p_value(a, b) == pytest.approx(enumerated_p_value(a.tolist(), b.tolist()))
 
 
-def test_drawn_partings_come_near_the_full_enumeration() -> None:
+def test_random_splits_come_near_the_full_enumeration() -> None:
     rng = np.random.default_rng(1)
-    a, b = rng.normal(size=6), rng.normal(size=12) + 0.8  # 18,564 partings are enumerated, 27,132 no longer
+    a, b = rng.normal(size=6), rng.normal(size=12) + 0.8  # 18,564 splits are enumerated, 27,132 no longer
     apart = np.append(b, 0.9)
     assert permutation_p_value(a, apart) == pytest.approx(enumerated_p_value(a.tolist(), apart.tolist()), abs=0.01)
 
@@ -89,10 +89,10 @@ def test_groups_of_equal_scores_are_told_apart_though_the_interquartile_mean_cut
     assert permutation_p_value(np.full(seeds, 500.0), np.full(seeds, 500.0)) == 1.0
 
 
-def test_the_fewest_seeds_that_can_decide_follow_from_the_number_of_partings() -> None:
-    assert not can_decide(3, 3, 0.95)  # 2 of 20 partings: p = 0.1 at best
+def test_the_fewest_seeds_that_can_decide_follow_from_the_number_of_splits() -> None:
+    assert not can_decide(3, 3, 0.95)  # 2 of 20 splits: p = 0.1 at best
     assert can_decide(4, 4, 0.95)  # 2 of 70
-    assert [fewest_seeds(confidence) for confidence in (0.5, 0.95, 0.99, 0.999)] == [3, 4, 6, 7]
+    assert [min_seeds(confidence) for confidence in (0.5, 0.95, 0.99, 0.999)] == [3, 4, 6, 7]
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)

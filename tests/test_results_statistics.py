@@ -12,12 +12,12 @@ from rl_training.results.statistics import (
     Bootstrap,
     Statistic,
     estimate,
+    format_score,
     interquartile_mean,
     mean,
     median,
     performance_profile,
     probability_of_improvement,
-    short,
 )
 
 SKEWED = [1.0, 2.0, 4.0, 9.0]
@@ -103,7 +103,7 @@ def test_the_same_settings_give_the_same_interval_and_another_seed_another() -> 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
 def test_a_confidence_is_a_share(confidence: float) -> None:
-    with pytest.raises(ConfigError, match=f"confidence={confidence}: give a share between 0 and 1"):
+    with pytest.raises(ConfigError, match=f"confidence={confidence}: give a number between 0 and 1"):
         Bootstrap(confidence=confidence)
 
 
@@ -194,4 +194,4 @@ def test_the_interval_of_a_profile_is_wilsons() -> None:
     ],
 )
 def test_scores_are_shown_with_the_digits_that_matter(value: float, shown: str) -> None:
-    assert short(value) == shown
+    assert format_score(value) == shown

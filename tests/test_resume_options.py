@@ -16,7 +16,7 @@ from conftest import MakeConfig
 from rl_training.cli import load_config, main
 from rl_training.errors import ConfigError, TrainingInterrupted
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint, save_checkpoint
-from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
+from rl_training.experiment.config import TrainConfig, describe_training_differences, plain_config
 from rl_training.experiment.files import write_text
 from rl_training.experiment.runs import context_of, read_digests, read_metadata, read_metrics, update_metadata
 from rl_training.runtime.callbacks import Callback, StopAtReturn
@@ -239,7 +239,7 @@ def test_damaged_metadata_is_set_aside_and_written_anew_from_the_checkpoint(
     context = context_of(finished.run_dir)
     before = read_metadata(context)
     context.metadata_path.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"set aside as metadata\.json\.damaged-1") as caught:
+    with pytest.warns(UserWarning, match=r"is renamed to metadata\.json\.damaged-1") as caught:
         assert resume(finished.run_dir, total_timesteps=192) == 0
     assert len(caught) == 1
     assert (finished.run_dir / "metadata.json.damaged-1").read_bytes() == content
@@ -268,11 +268,11 @@ def test_damaged_logs_do_not_stop_a_resume_and_keep_what_is_readable(finished: T
 def test_nested_differences_are_found_and_free_ones_left_out() -> None:
     before = plain_config(TrainConfig(algo="ppo", env_id="a", algo_kwargs={"x": 1, "deep": {"y": [1]}}))
     after = plain_config(TrainConfig(algo="ppo", env_id="a", total_timesteps=5, algo_kwargs={"deep": {"y": [2]}}))
-    assert binding_changes(before, after) == [
+    assert describe_training_differences(before, after) == [
         "algo_kwargs.x: 1 then, None now",
         "algo_kwargs.deep.y: [1] then, [2] now",
     ]
-    assert binding_changes(before, before) == []
+    assert describe_training_differences(before, before) == []
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])

@@ -134,7 +134,7 @@ def test_a_link_that_leads_outside_is_not_followed(make_config: MakeConfig, tmp_
     config = make_config()
     config.output_dir.mkdir()
     (config.output_dir / "ppo__CartPole-v1__seed7__abc").symlink_to(outside)
-    with pytest.raises(RunDirectoryError, match="would lie outside"):
+    with pytest.raises(RunDirectoryError, match="would be outside"):
         create_run_context(config, "abc")
     assert list(outside.iterdir()) == []
 

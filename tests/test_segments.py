@@ -29,12 +29,12 @@ from rl_training.errors import CheckpointError
 from rl_training.experiment.checkpointing import (
     BEST_NAME,
     CheckpointState,
-    drop_newer,
     find_checkpoint,
     load_checkpoint,
     load_without_experience,
     open_checkpoint,
     prune_checkpoints,
+    remove_newer_checkpoints,
     save_checkpoint,
     save_run_checkpoint,
     step_checkpoints,
@@ -179,7 +179,7 @@ def test_segments_that_vanish_are_written_again(tmp_path: Path) -> None:
     assert_equal_content(run.loaded(path), run.buffer)
     state = run.play(1).state()
     shutil.rmtree(run.replay)
-    with pytest.raises(CheckpointError, match=r"transitions from 0 on are not in .*replay any more"):
+    with pytest.raises(CheckpointError, match=r"transitions from 0 on are missing in .*replay"):
         save_run_checkpoint(run.checkpoints / "step_12.pt", state, run.store)
     assert not (run.checkpoints / "step_12.pt").exists()
 
@@ -196,7 +196,7 @@ def test_a_whole_state_takes_the_place_of_what_was_saved(tmp_path: Path) -> None
 
 def test_one_file_with_everything_needs_the_experience(tmp_path: Path) -> None:
     lean = load_without_experience(Run(tmp_path).play(2).save())
-    with pytest.raises(CheckpointError, match="loaded without its experience"):
+    with pytest.raises(CheckpointError, match="loaded without its replay segments"):
         save_checkpoint(tmp_path / "one.pt", lean)
 
 
@@ -303,7 +303,7 @@ def test_a_malicious_segment_is_refused_and_not_executed(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["../checkpoints/step_4.pt", "/etc/passwd", "rows_0_4.pt", ""])
 def test_a_reference_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     path = Run(tmp_path).play(2).save()
-    with pytest.raises(CheckpointError, match=f"{re.escape(repr(name))} is no segment's name"):
+    with pytest.raises(CheckpointError, match=f"{re.escape(repr(name))} is not the name of a segment"):
         load_checkpoint(point_to(path, {"file": name}))
 
 
@@ -314,7 +314,7 @@ def test_references_that_make_no_sense_are_refused(tmp_path: Path, blocks: Any) 
     values["buffer_state"]["blocks"] = blocks
     torch.save(values, path)
     write_manifest(path, describe(path.read_bytes(), []))
-    with pytest.raises(CheckpointError, match=r"step_4\.pt is not ours"):
+    with pytest.raises(CheckpointError, match=r"step_4\.pt is not an rl_training checkpoint"):
         load_checkpoint(path)
 
 
@@ -393,8 +393,8 @@ def fill_the_disk(run_dir: Path) -> None:
     del kept[run.checkpoints / "step_8.pt"], kept[manifest_path(run.checkpoints / "step_8.pt")]
     for steps, weights, name in ((2_000, 10, "step_9999.pt"), (1, 10_000, "step_9999.pt"), (1, 10_000, BEST_NAME)):
         state = run.play(steps).state(weights=torch.zeros(weights))
-        told = pytest.warns(UserWarning, match="removing older ones for a second try")
-        refused = pytest.raises(CheckpointError, match=rf"{name} cannot be written.*File too large.*make room")
+        told = pytest.warns(UserWarning, match="removing older checkpoints and trying again")
+        refused = pytest.raises(CheckpointError, match=rf"{name} cannot be written.*File too large.*free disk space")
         with small_disk(20_000), told, refused:
             save_run_checkpoint(run.checkpoints / name, state, run.store)
         left = files(run_dir)
@@ -419,7 +419,7 @@ def kill_savers(run_dir: Path) -> None:
         run.buffer.load_state_dict(opened.state.buffer_state)
         run.store.adopt(opened.state.buffer_state)
         run.steps = run.buffer.added // NUM_ENVS
-        drop_newer(run.checkpoints, run.buffer.added)
+        remove_newer_checkpoints(run.checkpoints, run.buffer.added)
         assert_equal_content(run.buffer, expected.play(run.steps).buffer)
         assert not list(run_dir.rglob("*.tmp"))
         child = os.fork()
@@ -459,13 +459,13 @@ def test_what_lies_beyond_the_step_to_go_on_from_is_dropped(tmp_path: Path) -> N
     for _ in range(3):
         run.play(2).save()
     run.play(1).save(BEST_NAME)
-    drop_newer(run.checkpoints, 8)
+    remove_newer_checkpoints(run.checkpoints, 8)
     assert [path.name for path in step_checkpoints(run.checkpoints)] == ["step_8.pt", "step_4.pt"]
     assert len(names(run.replay)) == 4  # the best one, though of a later step, still needs all
     run.store.adopt(load_checkpoint(run.checkpoints / "step_8.pt").buffer_state)
     run.save(BEST_NAME)
     (run.checkpoints / BEST_NAME).unlink()
-    drop_newer(run.checkpoints, 4)
+    remove_newer_checkpoints(run.checkpoints, 4)
     assert [name[:-15] for name in names(run.replay)] == ["rows_0_4_"]
 
 

@@ -141,7 +141,7 @@ def test_a_value_that_holds_itself_is_refused(text: str, tmp_path: Path) -> None
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         read_yaml(path)
-    assert str(caught.value) == f"{path}:1: an alias stands for a value that holds it"
+    assert str(caught.value) == f"{path}:1: an alias refers to a value that contains it"
 
 
 def test_endless_nesting_is_refused(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_file_that_cannot_be_opened_is_refused_by_name(name: str, tmp_path: Pa
         ("algo_kwargs:\n  gamma: 0.9\n  learning_rate:\n    start: -1\n", 5, "algo_kwargs.learning_rate="),
         ("algo_kwargs:\n  num_steps: 8\n  minibatch_size: 9\n", 5, "algo_kwargs.minibatch_size=9: exceeds"),
         ("algo_kwargs: 5\n", 3, "algo_kwargs=5: give a map"),
-        ("env_kwargs:\n  when: 2024-01-01\n", 4, "env_kwargs.when=datetime.date(2024, 1, 1): holds a date"),
+        ("env_kwargs:\n  when: 2024-01-01\n", 4, "env_kwargs.when=datetime.date(2024, 1, 1): contains a date"),
         ("tags:\n- one\n- 2\n", 5, "tags.1=2: "),
     ],
 )

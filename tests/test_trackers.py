@@ -176,7 +176,7 @@ def test_who_falls_too_far_behind_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     busy.wait()
     for step in (1, 2):
         tracker.log({}, step, 0.0)
-    with pytest.warns(UserWarning, match="it is 2 logs behind"):
+    with pytest.warns(UserWarning, match="it is 2 log entries behind"):
         tracker.log({}, 3, 0.0)
     free.set()
 
@@ -187,7 +187,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_any_file_is_made(
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)  # as Python marks what cannot be imported
     config = make_config(trackers=[name])
-    with pytest.raises(ConfigError, match=rf"trackers=\['{name}'\]: {name} missing; .*rl-training\[{name}\]"):
+    with pytest.raises(ConfigError, match=rf"trackers=\['{name}'\]: {name} not installed; .*rl-training\[{name}\]"):
         train_ppo(config)
     assert not config.output_dir.exists()
 
@@ -200,7 +200,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_any_file_is_made(
         ("trackers=csv", "trackers='csv': give a list"),
         ("tracker_options.wandb_projct=x", "wandb_projct: unknown key; did you mean 'wandb_project'?"),
         ("tracker_options.wandb_mode=maybe", "wandb_mode='maybe': input should be 'online' or 'offline'"),
-        ("tracker_options.mlflow_tracking_uri=https://me:secret@host", "keep the password out of it"),
+        ("tracker_options.mlflow_tracking_uri=https://me:secret@host", "remove the password"),
         ("tracker_options=5", "tracker_options=5: give a map of names to values"),
     ],
 )

@@ -146,7 +146,7 @@ def _verify(preset: str, options: "BenchmarkOptions", directory: Path | None) ->
     from rl_training.groups.benchmarking import measure_preset
     from rl_training.results.receipts import (
         RECEIPTS_DIR,
-        Verification,
+        ReceiptCheck,
         preset_digest,
         preset_path,
         read_receipt,
@@ -163,7 +163,7 @@ def _verify(preset: str, options: "BenchmarkOptions", directory: Path | None) ->
         typer.echo(f"{preset} has changed since its receipt was written", err=True)
     # `auto` would decide by what compiling costs on this machine; the receipt's own mode makes results comparable.
     repeated = measure_preset(preset, replace(options, compile=stored.compile), GroupDisplay())
-    found = Verification(stored, repeated)
+    found = ReceiptCheck(stored, repeated)
     show_receipts([found.stored, found.repeated])
     typer.echo(found.sentence)
     return 0 if found.holds else FAILED

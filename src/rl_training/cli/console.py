@@ -15,15 +15,15 @@ from rl_training.experiment.groups import LOGS_FOLDER
 from rl_training.experiment.runs import RunContext, context_of, find_runs, read_metadata
 from rl_training.output import printable, show_line, shown_path
 from rl_training.results.drawing import plot_run
-from rl_training.results.receipts import read_references, told_interval
-from rl_training.results.statistics import interquartile_mean, short
+from rl_training.results.receipts import format_interval, read_references
+from rl_training.results.statistics import format_score, interquartile_mean
 
 if TYPE_CHECKING:
     from rl_training.envs.checks.checking import EnvReport
     from rl_training.experiment.groups import GroupRecord
     from rl_training.experiment.sources import ResolvedConfig
     from rl_training.experiment.validation import StrictModel
-    from rl_training.recording.episodes import Recording
+    from rl_training.recording.episodes import RecordedVideo
     from rl_training.results.comparison import Comparison, Side
     from rl_training.results.receipts import Receipt
     from rl_training.runtime.plan import TrainingPlan
@@ -116,7 +116,7 @@ def show_group(group_dir: Path, record: "GroupRecord") -> None:
         show_line(f"{label + ':':16}{value}")
 
 
-def show_recording(recording: "Recording") -> None:
+def show_recording(recording: "RecordedVideo") -> None:
     """Show one row per recorded episode, then the path, length and size of the video."""
     table = _table("Recorded episodes", "episode", "seed", "return", "length", "")
     for number, episode in enumerate(recording.episodes, start=1):
@@ -204,11 +204,11 @@ def show_receipts(receipts: "Iterable[Receipt]") -> None:
     table = _table("Receipts", *columns)
     for each in receipts:
         zoo = references.get(each.preset)
-        figure = f"{short(zoo.mean)} +- {short(zoo.deviation)}" if zoo else "-"
+        figure = f"{format_score(zoo.mean)} +- {format_score(zoo.deviation)}" if zoo else "-"
         steps = f"{max(score.env_steps for score in each.scores):,}"
-        interval = "-" if each.interval is None else told_interval(each)
-        cells = (each.preset, steps, str(len(each.scores)), short(each.iqm), interval, figure)
-        table.add_row(*map(_text, [*cells, ", ".join(map(short, each.returns))]))
+        interval = "-" if each.interval is None else format_interval(each)
+        cells = (each.preset, steps, str(len(each.scores)), format_score(each.iqm), interval, figure)
+        table.add_row(*map(_text, [*cells, ", ".join(map(format_score, each.returns))]))
     _console().print(table)
 
 
@@ -219,8 +219,8 @@ def show_comparison(comparison: "Comparison") -> None:
     table = _table(f"{_SCORE_NAMES[comparison.score]} on {comparison.env_id}", "", *columns)
     sides = {"A": comparison.a, "B": comparison.b}
     for name, side in sides.items():
-        numbers = map(short, (side.mean, side.median))
-        cells = [side.label, side.algo, str(len(side.seeds)), short(side.iqm.value), str(side.iqm.interval), *numbers]
+        iqm, mean, median = map(format_score, (side.iqm.value, side.mean, side.median))
+        cells = [side.label, side.algo, str(len(side.seeds)), iqm, str(side.iqm.interval), mean, median]
         table.add_row(*map(_text, [name, *cells]))
     console = _console()
     console.print(table)
@@ -231,13 +231,13 @@ def show_comparison(comparison: "Comparison") -> None:
     improvement = comparison.probability_of_improvement
     chance = f"{improvement.value:.2f} ({percent} interval: {improvement.interval})"
     console.print(f"a run of B beats a run of A with probability {chance}", soft_wrap=True)
-    console.print(f"difference of the means: {short(comparison.mean_difference)}")
+    console.print(f"difference of the means: {format_score(comparison.mean_difference)}")
     show_notes(comparison.notes)
     console.print(_text(comparison.sentence), soft_wrap=True)
 
 
 def _scores_of(side: "Side", seed: int) -> str:
-    found = [short(score) for own, score in zip(side.seeds, side.scores, strict=True) if own == seed]
+    found = [format_score(score) for own, score in zip(side.seeds, side.scores, strict=True) if own == seed]
     return ", ".join(found) or "-"
 
 

@@ -1,4 +1,4 @@
-"""What a run is: its config, its directory, its checkpoints, and the manager that starts and resumes it."""
+"""A run on disk: its config, directory, checkpoints and metrics, and the manager that starts and resumes it."""
 
 from typing import TYPE_CHECKING
 

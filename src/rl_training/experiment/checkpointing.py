@@ -1,4 +1,7 @@
-"""Checkpoints: staged, flushed, described by a manifest with SHA-256, renamed into place; read without running code."""
+"""Writing, reading and removing checkpoints.
+
+A checkpoint is written atomically, with a manifest beside it that holds its SHA-256. Reading one never runs code.
+"""
 
 import errno
 import os
@@ -22,7 +25,7 @@ from rl_training.experiment.manifest import (
     write_manifest,
 )
 from rl_training.experiment.migration import migrate
-from rl_training.experiment.payload import find_foreign, pack, read_payload, unpack
+from rl_training.experiment.payload import find_unsupported, pack, read_payload, unpack
 from rl_training.experiment.segments import (
     SegmentStore,
     resolve_segments,
@@ -37,7 +40,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """A whole run between two steps, as tensors and plain values."""
+    """The complete state of a run between two steps, as tensors and plain values."""
 
     algorithm_state: dict[str, Any]
     buffer_state: dict[str, Any]
@@ -48,16 +51,19 @@ class CheckpointState:
 
 @dataclass(frozen=True)
 class OpenedCheckpoint:
-    """A checkpoint that was found, and what it holds."""
+    """The path of a checkpoint and its loaded state."""
 
     path: Path
     state: CheckpointState
 
 
 def save_checkpoint(path: Path | str, state: CheckpointState) -> Path:
-    """Write a checkpoint into one file, so that at every moment it is whole and its manifest fits it."""
+    """Write a checkpoint into a single file.
+
+    A crash at any moment leaves either the old or the new checkpoint, with a manifest that matches it.
+    """
     target = Path(path)
-    _check_plain(target, state)
+    _check_loadable(target, state)
     content = pack(vars(replace(state, buffer_state=self_contained(state.buffer_state))))
     try:
         _write(target, content, segments=[])
@@ -67,23 +73,23 @@ def save_checkpoint(path: Path | str, state: CheckpointState) -> Path:
 
 
 def save_run_checkpoint(path: Path, state: CheckpointState, store: SegmentStore) -> Path:
-    """Write a checkpoint of a run, its new transitions into the run's store.
+    """Write a checkpoint of a run, and its new transitions into the run's segment store.
 
-    If the disk is full, older checkpoints make room for a second try.
+    If the disk is full, remove older checkpoints and try once more.
     """
-    _check_plain(path, state)
+    _check_loadable(path, state)
     try:
         return _save_with_segments(path, state, store)
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise CheckpointError(f"checkpoint {path} cannot be written: {error}") from error
-        warnings.warn(f"{path} cannot be written ({error}): removing older ones for a second try", stacklevel=2)
+        warnings.warn(f"{path} cannot be written ({error}): removing older checkpoints and trying again", stacklevel=2)
     try:
         prune_checkpoints(path.parent, keep=1)
         return _save_with_segments(path, state, store)
     except OSError as error:
         raise CheckpointError(
-            f"checkpoint {path} cannot be written: {error}; the one before is kept: make room, then resume"
+            f"checkpoint {path} cannot be written: {error}; the previous one is kept: free disk space, then resume"
         ) from error
 
 
@@ -99,20 +105,20 @@ def _save_with_segments(path: Path, state: CheckpointState, store: SegmentStore)
     return path
 
 
-def _check_plain(path: Path, state: CheckpointState) -> None:
-    foreign = find_foreign(vars(state))
-    if foreign:
+def _check_loadable(path: Path, state: CheckpointState) -> None:
+    unsupported = find_unsupported(vars(state))
+    if unsupported:
         raise CheckpointError(
-            f"checkpoint {path} is not written, because it could not be loaded: {foreign}; "
-            "use tensors, numbers, text, lists and dicts"
+            f"checkpoint {path} is not written, because it could not be loaded again: {unsupported}; "
+            "use tensors, numbers, strings, lists and dicts"
         )
 
 
 def _write(path: Path, content: bytes, segments: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    new, old, replacing = describe(content, segments), _standing(path), path.exists()
+    new, old, replacing = describe(content, segments), _describe_existing(path), path.exists()
     try:
-        # Until the second rename the old content is the valid one, so the new manifest vouches for both.
+        # Until the checkpoint itself is replaced, the old content is still in place, so the manifest describes both.
         write_manifest(path, new, replaces=old)
         write_atomically(path, lambda file: file.write(content))
     except BaseException:
@@ -120,12 +126,12 @@ def _write(path: Path, content: bytes, segments: list[str]) -> None:
             _remove(path)
         raise
     if old is not None:
-        with suppress(OSError):  # a manifest that still vouches for what is gone is right as well
+        with suppress(OSError):  # a manifest that also describes the replaced content is still valid
             write_manifest(path, new)
 
 
-def _standing(path: Path) -> Content | None:
-    """The intact checkpoint that stands at `path`, if one does; without a manifest it is taken for intact."""
+def _describe_existing(path: Path) -> Content | None:
+    """Describe the intact checkpoint that is already at `path`, if any. One without a manifest counts as intact."""
     if not path.exists():
         return None
     try:
@@ -136,16 +142,16 @@ def _standing(path: Path) -> Content | None:
 
 
 def load_checkpoint(path: Path | str) -> CheckpointState:
-    """Read a checkpoint with all its experience, refusing what is damaged, of a newer format, or holds code."""
+    """Read a checkpoint and its replay segments. Refuse one that is damaged, contains code or has a newer format."""
     target = Path(path)
     return with_experience(load_without_experience(target), target)
 
 
 def load_without_experience(path: Path | str) -> CheckpointState:
-    """Read a checkpoint but not the replay segments that it refers to: enough to act, too little to go on training."""
+    """Read a checkpoint without its replay segments: enough to choose actions, not enough to continue training."""
     target = Path(path)
     try:
-        content = read_payload(Path(os.path.realpath(target)))  # a link that the user gives is followed
+        content = read_payload(Path(os.path.realpath(target)))  # follow a link that the user gives
     except OSError as error:
         raise CheckpointError(f"checkpoint {target} cannot be read: {error.strerror}") from None
     described = verify(target, content) if manifest_path(target).exists() else None
@@ -156,60 +162,67 @@ def load_without_experience(path: Path | str) -> CheckpointState:
         or set(values) != names
         or not all(isinstance(part, dict) for part in values.values())
     ):
-        raise CheckpointError(f"checkpoint {target} is not ours: expected maps named {', '.join(sorted(names))}")
-    with _refusing_odd_parts(target):
+        raise CheckpointError(
+            f"{target} is not an rl_training checkpoint: expected dicts named {', '.join(sorted(names))}"
+        )
+    with _refuse_malformed_state(target):
         state = CheckpointState(**migrate(values))
         needed = segment_files(state.buffer_state)
     if described is None:
-        warnings.warn(f"{target} has no manifest beside it, so damage cannot be noticed", stacklevel=2)
+        warnings.warn(f"{target} has no manifest beside it, so damage cannot be detected", stacklevel=2)
     elif needed != described.segments:
         raise CheckpointError(
-            f"manifest {manifest_path(target)} is damaged: it names other segments than the checkpoint"
+            f"manifest {manifest_path(target)} is damaged: it lists other segments than the checkpoint"
         )
     return state
 
 
 def with_experience(state: CheckpointState, path: Path) -> CheckpointState:
-    """The state of the checkpoint at `path`, with the replay segments that it refers to."""
-    with _refusing_odd_parts(path):
+    """Return the state of the checkpoint at `path` with the replay segments that it refers to."""
+    with _refuse_malformed_state(path):
         return replace(state, buffer_state=resolve_segments(state.buffer_state, path))
 
 
 @contextmanager
-def _refusing_odd_parts(path: Path) -> Iterator[None]:
+def _refuse_malformed_state(path: Path) -> Iterator[None]:
     try:
         yield
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {path} is not ours: its parts do not fit together ({error!r})") from error
+        raise CheckpointError(
+            f"{path} is not an rl_training checkpoint: its parts do not fit together ({error!r})"
+        ) from error
 
 
 def step_checkpoints(directory: Path) -> list[Path]:
-    """The checkpoints named by step, newest first."""
+    """Return the checkpoints that are named by step, newest first."""
     named = [path for path in directory.glob("step_*.pt") if _STEP_NAME.fullmatch(path.name)]
     return sorted(named, key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
-    """The env step that a checkpoint is named by."""
+    """Return the env step in a checkpoint's name."""
     match = _STEP_NAME.fullmatch(path.name)
     if match is None:
-        raise CheckpointError(f"{path.name} is not named by a step")
+        raise CheckpointError(f"{path.name} has no step in its name; expected a name such as step_1000.pt")
     return int(match[1])
 
 
 def find_checkpoint(path: Path | str, *, best: bool = False) -> Path:
-    """The checkpoint meant by a file or a run directory: that file, or the directory's newest intact (or best) one."""
+    """Return `path` itself if it is a file, or the newest intact checkpoint (or the best) of a run directory."""
     target = Path(path)
     return open_checkpoint(target, best=best).path if target.is_dir() else target
 
 
 def open_checkpoint(path: Path | str, *, best: bool = False) -> OpenedCheckpoint:
-    """Find a checkpoint as `find_checkpoint` does and load it, from one read; intact includes its segments."""
+    """Find a checkpoint as `find_checkpoint` does, and load it with its replay segments.
+
+    A checkpoint with a missing or damaged segment does not count as intact.
+    """
     return _open(Path(path), load_checkpoint, best=best)
 
 
 def open_without_experience(path: Path | str, *, best: bool = False) -> OpenedCheckpoint:
-    """As `open_checkpoint`, but replay segments are neither needed nor read."""
+    """Find and load a checkpoint as `open_checkpoint` does, but neither read nor check its replay segments."""
     return _open(Path(path), load_without_experience, best=best)
 
 
@@ -232,35 +245,35 @@ def _open(target: Path, load: Callable[[Path], CheckpointState], *, best: bool) 
             for reason in refused:
                 warnings.warn(f"{reason}; using {candidate.name} instead", stacklevel=3)
             return opened
-    hint = "" if refused else ": a run that had not begun is started again by `rl-training train --config`"
+    hint = "" if refused else ": the run has saved nothing yet; start it again with `rl-training train --config`"
     raise CheckpointError(f"no intact checkpoint in {directory}{hint}" + "".join(f"; {reason}" for reason in refused))
 
 
 def prune_checkpoints(directory: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and the segments that none needs; the best one stays."""
+    """Remove all but the newest `keep` checkpoints and the best one, and the segments that no checkpoint needs."""
     _check_folders(directory)
     try:
         for path in step_checkpoints(directory)[keep:]:
             _remove(path)
-        _sweep(directory)
+        _remove_unused_files(directory)
     except OSError as error:
         warnings.warn(f"old checkpoints in {directory} cannot be removed: {error}", stacklevel=2)
 
 
-def drop_newer(directory: Path, step: int) -> None:
-    """Remove the checkpoints of later steps, because the run goes on from `step` and will come by there again.
+def remove_newer_checkpoints(directory: Path, step: int) -> None:
+    """Remove the checkpoints of steps after `step`, because the run continues from there and will write them again.
 
-    The best one stays, even if it is of a later step: nothing tells that the run will become as good again.
+    Keep the best one even if its step is later, because the continued run may not become as good again.
     """
     _check_folders(directory)
     for path in step_checkpoints(directory):
         if step_of(path) > step:
             _remove(path)
-    _sweep(directory)
+    _remove_unused_files(directory)
 
 
 def _check_folders(directory: Path) -> None:
-    """Refuse to remove files where a link leads out of the run directory."""
+    """Refuse folders that are links, so that no file outside the run directory is removed."""
     for folder in (directory, directory.parent / REPLAY_FOLDER):
         check_folder(folder)
 
@@ -270,8 +283,8 @@ def _remove(path: Path) -> None:
     manifest_path(path).unlink(missing_ok=True)
 
 
-def _sweep(directory: Path) -> None:
-    """Remove what killed processes have left, and the segments that no checkpoint needs."""
+def _remove_unused_files(directory: Path) -> None:
+    """Remove the temporary files of killed processes, manifests without a checkpoint, and unused segments."""
     replay = directory.parent / REPLAY_FOLDER
     for folder in (directory, replay):
         remove_stale(folder)
@@ -279,7 +292,7 @@ def _sweep(directory: Path) -> None:
         path = manifest.with_name(manifest.name.removesuffix(MANIFEST_SUFFIX))
         if not path.exists():
             manifest.unlink(missing_ok=True)
-    with suppress(CheckpointError):  # a checkpoint that does not say what it needs may need every segment
+    with suppress(CheckpointError):  # a checkpoint without a readable manifest may need any of the segments
         checkpoints = sorted(directory.glob("*.pt"))
         needed = {name for path in checkpoints for content in read_manifest(path) for name in content.segments}
         SegmentStore(replay).prune(needed)

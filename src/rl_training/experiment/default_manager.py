@@ -1,4 +1,4 @@
-"""The experiment manager under its public import path; it lives in `runtime`, above the trainers."""
+"""The public import path of the experiment manager, which is defined in `runtime`."""
 
 from typing import TYPE_CHECKING
 

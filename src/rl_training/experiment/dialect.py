@@ -1,27 +1,26 @@
-"""YAML as configs use it: plain values only, and `3e-4` is a number (YAML 1.1 wants a dot there), both ways."""
+"""The YAML loader and dumper of configs: plain values only, and `3e-4` is a number (YAML 1.1 requires a dot)."""
 
 import re
 from typing import Any
 
 import yaml
 
-YAML_LIMIT = 2**20  # bytes of a file
-_ALIAS_LIMIT = 10_000  # characters and values that aliases may repeat, all together
+YAML_LIMIT = 2**20  # bytes per file
+_ALIAS_LIMIT = 10_000  # characters and values that all aliases of a file may repeat in total
 _NUMBER = re.compile(r"^[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$")
 
 
 class ConfigLoader(yaml.SafeLoader):
-    """Reads a config; what its tag does not allow is an error with a line, and so are aliases that repeat too much."""
+    """A loader that reports the line of every value it cannot read, and of aliases that repeat too much."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._sizes: dict[
-            int, int
-        ] = {}  # by id of a node that is complete: its characters and values, aliases expanded
+        # By the id of each complete node: how many characters and values it holds with its aliases expanded.
+        self._sizes: dict[int, int] = {}
         self._repeated = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose the next node, and count what it holds: ten lines of aliases can stand for gigabytes."""
+        """Compose the next node and count its size, because ten lines of aliases can expand to gigabytes."""
         is_alias = self.check_event(yaml.AliasEvent)
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # the stubs leave it out
         node = super().compose_node(parent, index)
@@ -30,7 +29,7 @@ class ConfigLoader(yaml.SafeLoader):
         if not is_alias:
             self._sizes[id(node)] = self._size(node)
         elif id(node) not in self._sizes:
-            raise yaml.MarkedYAMLError(problem="an alias stands for a value that holds it", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem="an alias refers to a value that contains it", problem_mark=mark)
         else:
             self._repeated += self._sizes[id(node)]
         if self._repeated > _ALIAS_LIMIT:
@@ -45,7 +44,7 @@ class ConfigLoader(yaml.SafeLoader):
         return 1 + sum(self._sizes[id(part)] for part in parts)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """The node's value."""
+        """Return the node's value."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError):  # such as the date 2024-13-45, or !!bool perhaps
@@ -56,7 +55,7 @@ class ConfigLoader(yaml.SafeLoader):
 
 
 class ConfigDumper(yaml.SafeDumper):
-    """Writes a config; texts that look like numbers to the loader are quoted."""
+    """A dumper that quotes strings which the loader would read as numbers."""
 
 
 for _dialect in (ConfigLoader, ConfigDumper):

@@ -1,4 +1,7 @@
-"""Files in run and group directories: links are never followed, and a reader never sees half of a file."""
+"""Reading and writing files in run and group directories.
+
+Links are never followed, and files are replaced atomically, so that a reader never sees half of one.
+"""
 
 import errno
 import json
@@ -16,9 +19,9 @@ import psutil
 
 from rl_training.errors import RunDirectoryError
 
-REPLAY_FOLDER = "replay"  # beside `checkpoints/`; named here, since who reads a run needs no torch
-JSON_LIMIT = 4 * 2**20  # bytes; its values take up to twenty times as much memory
-_STAGED_NAME = re.compile(r"\..+\.(\d{1,9})(?:-[0-9a-f]+)?\.tmp")
+REPLAY_FOLDER = "replay"  # beside `checkpoints/`; defined here so that reading a run does not import torch
+JSON_LIMIT = 4 * 2**20  # bytes; the parsed values take up to twenty times as much memory
+_TEMPORARY_NAME = re.compile(r"\..+\.(\d{1,9})(?:-[0-9a-f]+)?\.tmp")
 _LARGEST_LOG = 2**30  # bytes
 _LONGEST_LINE = 2**20  # bytes
 _NO_DIRECTORY_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -49,20 +52,20 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def check_regular(path: Path) -> None:
-    """Raise an `OSError` if something else than a regular file stands at `path`; nothing there is fine."""
+    """Raise an `OSError` if `path` exists and is not a regular file."""
     try:
         mode = path.lstat().st_mode
     except OSError:
         return
     for is_kind, name in _KINDS:
         if is_kind(mode):
-            raise OSError(errno.EINVAL, f"it is {name}, and only a regular file is used here", str(path))
+            raise OSError(errno.EINVAL, f"it is {name}, and only a regular file is allowed here", str(path))
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder of a run or group directory that is a link, because files would be written and removed there."""
+    """Refuse a folder that is a link, because files would be written and removed outside the run or group directory."""
     if path.is_symlink():
-        raise RunDirectoryError(f"{path} is a symbolic link, which is not followed: put the folder itself there")
+        raise RunDirectoryError(f"{path} is a symbolic link, which is not followed: replace it by the folder itself")
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
@@ -76,12 +79,12 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def read_json(path: Path, limit: int = JSON_LIMIT) -> Any:
-    """Read a small JSON file; a `ValueError` says what is wrong with its text."""
+    """Read a JSON file of at most `limit` bytes; invalid JSON raises a `ValueError`."""
     return parse_json(read_bytes(path, limit).decode())
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; nesting that the parser cannot follow is a `ValueError` like any other mistake."""
+    """Parse JSON; nesting that is too deep raises a `ValueError`, as any other mistake does."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -99,18 +102,18 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Stage beside the target, flush to disk, then rename into place; nothing is left behind on failure."""
-    # The random part keeps others from putting a link where the file will be staged.
-    staged = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    """Write to a temporary file beside the target, flush it to disk and rename it; leave nothing behind on failure."""
+    # The random part prevents others from placing a link at the name of the temporary file.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        with open(staged, "wb", opener=_open_new) as file:
+        with open(temporary, "wb", opener=_open_new) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        staged.replace(path)
+        temporary.replace(path)
         sync_directory(path.parent)
     finally:
-        staged.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _open_new(path: str, flags: int) -> int:
@@ -118,21 +121,21 @@ def _open_new(path: str, flags: int) -> int:
 
 
 def remove_stale(directory: Path) -> None:
-    """Remove what processes that are gone had staged in the directory."""
+    """Remove temporary files in the directory whose processes no longer exist."""
     for path in directory.glob(".*.tmp"):
-        match = _STAGED_NAME.fullmatch(path.name)
-        # In a container a process often has the number of the one that was killed: our own counts as gone.
+        match = _TEMPORARY_NAME.fullmatch(path.name)
+        # In a container, this process often gets the number of the killed one, so its own number counts as gone.
         if match and (int(match[1]) == os.getpid() or not psutil.pid_exists(int(match[1]))):
             path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file's text in one step."""
+    """Replace the file's text atomically."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def sync_directory(directory: Path) -> bool:
-    """Make renames inside the directory survive a power cut; false if the file system cannot sync directories."""
+    """Make renames in the directory survive a power cut. Return False if the file system cannot sync directories."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -146,14 +149,14 @@ def sync_directory(directory: Path) -> bool:
 
 
 def set_aside(path: Path, label: str) -> Path:
-    """Rename a file or directory to a free name beside it, such as `metadata.json.damaged-1`; returns the new path."""
+    """Rename a file or directory to a free name beside it, such as `metadata.json.damaged-1`. Return the new path."""
     target = _free_name(path, label)
     path.rename(target)
     return target
 
 
 def keep_copy(path: Path, label: str) -> Path:
-    """Copy a file to a free name beside it, such as `metrics.jsonl.damaged-1`; returns the path of the copy."""
+    """Copy a file to a free name beside it, such as `metrics.jsonl.damaged-1`. Return the path of the copy."""
     target = _free_name(path, label)
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as source:
         write_atomically(target, lambda file: shutil.copyfileobj(source, file))

@@ -1,4 +1,4 @@
-"""Groups: many seeds of one config in one directory, which seeds those are, and what `group.json` says of each."""
+"""Groups: directories with one run per seed of a config, and `group.json`, which records the status of each seed."""
 
 import re
 from collections import Counter
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator
 
 from rl_training.errors import ConfigError, RunDirectoryError, describe_error
-from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
+from rl_training.experiment.config import TrainConfig, describe_training_differences, plain_config
 from rl_training.experiment.files import check_folder, check_regular, read_json, write_text
 from rl_training.experiment.runs import (
     CONFIG_FILE,
@@ -28,53 +28,53 @@ from rl_training.experiment.validation import StrictModel
 GROUP_FILE = "group.json"
 LOGS_FOLDER = "logs"
 _FORMAT = 1
-_MOST_SEEDS = 10_000
-_GROUP_LIMIT = 32 * 2**20  # bytes of `group.json`: three times what that many seeds take
-_PART = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
+_MAX_SEEDS = 10_000
+_GROUP_LIMIT = 32 * 2**20  # bytes of `group.json`: three times the size with `_MAX_SEEDS` seeds
+_SEED_RANGE = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
 
 SeedStatus = Literal["waiting", "running", "completed", "stopped", "interrupted", "failed"]
 
 
-def _plain_name(name: str) -> str:
+def _check_directory_name(name: str) -> str:
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ValueError("give the plain name of a directory inside the group")
+        raise ValueError("give the name of a directory inside the group, without a path")
     return name
 
 
 class SeedRecord(StrictModel):
-    """One seed of a group."""
+    """The entry of one seed in `group.json`."""
 
     seed: int
-    run_dir: Annotated[str, AfterValidator(_plain_name)]
-    """The name of its run directory inside the group's."""
+    run_dir: Annotated[str, AfterValidator(_check_directory_name)]
+    """Name of the run directory inside the group directory."""
     status: SeedStatus = "waiting"
     reason: str | None = None
-    """Why it ended, unless its budget was used up."""
+    """Why the run ended, unless it used up its budget."""
     global_step: int = 0
     wall_seconds: float = 0.0
     metrics: dict[str, Any] | None = None
-    """The final numbers."""
+    """Final metrics of the run."""
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Whether the run has ended and needs no resume."""
         return self.status in ("completed", "stopped")
 
     @property
     def final_return(self) -> float | None:
-        """The mean return of the final evaluation, if there was one."""
+        """Mean return of the final evaluation, if there was one."""
         return (self.metrics or {}).get("eval_return_mean")
 
 
 class GroupRecord(StrictModel):
-    """What `group.json` says, but for the format number."""
+    """The content of `group.json`, without the format number."""
 
     algo: str
     env_id: str
     total_timesteps: int
     jobs: int
     stop: dict[str, Any]
-    """The rules that may end a run early."""
+    """Rules that may end a run early."""
     status: Literal["running", "completed", "interrupted", "failed"] = "running"
     started_at: str
     ended_at: str | None = None
@@ -85,35 +85,37 @@ class GroupRecord(StrictModel):
     seeds: tuple[SeedRecord, ...]
 
     def with_seed(self, changed: SeedRecord) -> "GroupRecord":
-        """The same with another record of one seed."""
+        """Return a copy with the record of one seed replaced."""
         seeds = tuple(changed if record.seed == changed.seed else record for record in self.seeds)
         return self.model_copy(update={"seeds": seeds})
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """The numbers that `1-10`, `1,2,5` or `1-3,7` stand for, in that order."""
+    """Return the seeds that a text such as `1-10`, `1,2,5` or `1-3,7` stands for, in that order."""
     seeds: list[int] = []
     for part in text.split(","):
-        match = _PART.fullmatch(part.strip())
+        match = _SEED_RANGE.fullmatch(part.strip())
         if match is None:
             raise ConfigError(
-                f"--seeds {text}: {part!r} is neither a seed nor a range; give such as 1-10, 1,2,5 or 1-3,7"
+                f"--seeds {text}: {part!r} is neither a seed nor a range; give for example 1-10, 1,2,5 or 1-3,7"
             )
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise ConfigError(f"--seeds {text}: the range {part} is empty; give {last}-{first}")
-        seeds.extend(range(first, min(last, first + _MOST_SEEDS) + 1))
+        seeds.extend(range(first, min(last, first + _MAX_SEEDS) + 1))
     return checked_seeds(seeds)
 
 
 def checked_seeds(seeds: Iterable[int]) -> tuple[int, ...]:
-    """The same seeds, if they make a group: some, not too many, each once."""
+    """Return the seeds as a tuple. Refuse an empty list, too many seeds, and a seed given twice."""
     found = tuple(seeds)
     twice = [seed for seed, count in Counter(found).items() if count > 1]
     if twice:
-        raise ConfigError(f"seed {twice[0]} is given twice: a group has each seed once")
-    if not 1 <= len(found) <= _MOST_SEEDS:
-        raise ConfigError(f"{len(found)} seeds or more: a group has from 1 to {_MOST_SEEDS}")
+        raise ConfigError(f"seed {twice[0]} is given twice: give each seed once")
+    if not 1 <= len(found) <= _MAX_SEEDS:
+        # `parse_seeds` cuts off a range that is too long, so the exact number is not known here.
+        given = "no seeds" if not found else f"more than {_MAX_SEEDS} seeds"
+        raise ConfigError(f"{given}: give from 1 to {_MAX_SEEDS}")
     return found
 
 
@@ -129,12 +131,12 @@ def format_seeds(seeds: Sequence[int]) -> str:
 
 
 def seed_config(config: TrainConfig, seed: int, group_dir: Path) -> TrainConfig:
-    """The config of one run of the group."""
+    """Return the config of one seed's run in the group."""
     return TrainConfig(**{**plain_config(config), "seed": seed, "output_dir": group_dir})
 
 
 def create_group(config: TrainConfig, seeds: Sequence[int], **about: Any) -> tuple[Path, GroupRecord]:
-    """Make a group directory with all its seeds waiting; `about` are the fields of the record that no config has."""
+    """Create a group directory in which all seeds wait; `about` holds the record's fields that the config lacks."""
     suffix = unique_suffix()
     label = slug(format_seeds(seeds).replace(",", "_"))
     name = f"{slug(config.algo)}__{slug(config.env_id)}__seeds{label}__{suffix}"
@@ -163,7 +165,7 @@ def write_group(group_dir: Path, record: GroupRecord) -> None:
 
 
 def read_group(group_dir: Path) -> GroupRecord:
-    """What `group.json` says; a newer format is refused."""
+    """Read `group.json`. Refuse another format."""
     path = group_dir / GROUP_FILE
     try:
         content = read_json(path, _GROUP_LIMIT)
@@ -171,7 +173,9 @@ def read_group(group_dir: Path) -> GroupRecord:
     except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         raise RunDirectoryError(f"{group_dir} is not a group directory: {describe_error(error)}") from None
     if found != _FORMAT:
-        raise RunDirectoryError(f"{path} has format {found}, this version reads {_FORMAT}: use the one that wrote it")
+        raise RunDirectoryError(
+            f"{path} has format {found}, this version reads {_FORMAT}: use the version of rl-training that wrote it"
+        )
     try:
         record = GroupRecord(**content)
     except (ConfigError, TypeError) as error:
@@ -181,7 +185,7 @@ def read_group(group_dir: Path) -> GroupRecord:
 
 
 def _check_files(group_dir: Path, record: GroupRecord) -> None:
-    """Refuse, by name, links and pipes in place of the group's own files and folders."""
+    """Refuse links and pipes in place of the group's files and folders."""
     for folder in (LOGS_FOLDER, *(seed.run_dir for seed in record.seeds)):
         check_folder(group_dir / folder)
     for path in (group_dir / CONFIG_FILE, *(log_path(group_dir, seed.seed) for seed in record.seeds)):
@@ -192,7 +196,7 @@ def _check_files(group_dir: Path, record: GroupRecord) -> None:
 
 
 def read_group_config(group_dir: Path, record: GroupRecord) -> TrainConfig:
-    """The config of the group's runs; edited in a way that would make other runs of those to come, it is refused."""
+    """Read the config of the group. Refuse it if an edit would make new runs train differently from those begun."""
     config = resolve_config([read_yaml(group_dir / CONFIG_FILE)]).config
     for seed in record.seeds:
         context = context_of(group_dir / seed.run_dir)
@@ -202,43 +206,46 @@ def read_group_config(group_dir: Path, record: GroupRecord) -> TrainConfig:
         try:
             begun = TrainConfig(**read_yaml(context.config_path).values)
         except ConfigError:
-            continue  # damaged: its checkpoint has the config
-        edits = binding_changes(_without_seed(begun), _without_seed(config))
+            continue  # the file is damaged; the checkpoint of that run contains the config
+        edits = describe_training_differences(_without_seed(begun), _without_seed(config))
         if edits:
-            raise ConfigError(f"{group_dir / CONFIG_FILE} is not what seed {seed.seed} began with ({'; '.join(edits)})")
+            raise ConfigError(
+                f"{group_dir / CONFIG_FILE} differs from the config of seed {seed.seed} ({'; '.join(edits)}): "
+                "undo the change, or start a new group"
+            )
         break
     return config
 
 
 def log_path(group_dir: Path, seed: int) -> Path:
-    """What the process of a seed printed."""
+    """Return the path of the file with the output of a seed's process."""
     return group_dir / LOGS_FOLDER / f"seed{seed}.log"
 
 
-def as_left(group_dir: Path, record: SeedRecord) -> SeedRecord:
-    """How the run of a seed stands on disk, when no process works on it any more."""
-    left = _metadata(group_dir, record)
-    status: Any = left.get("status")
+def read_outcome(group_dir: Path, record: SeedRecord) -> SeedRecord:
+    """Return the record of a seed as its run directory shows it, when no process works on it any more."""
+    metadata = _read_run_metadata(group_dir, record)
+    status: Any = metadata.get("status")
     if status not in get_args(SeedStatus):
         return record.model_copy(update={"status": "waiting", "reason": None})
     if status == "running":
-        return with_outcome(group_dir, record, "interrupted", "its process is gone")
-    return with_outcome(group_dir, record, status, left.get("error") or record.reason)
+        return with_outcome(group_dir, record, "interrupted", "its process no longer exists")
+    return with_outcome(group_dir, record, status, metadata.get("error") or record.reason)
 
 
 def with_outcome(group_dir: Path, record: SeedRecord, status: SeedStatus, reason: str | None) -> SeedRecord:
-    """The record of a seed that ended so, with the numbers that its run has left."""
-    left = _metadata(group_dir, record)
-    numbers = {name: value for name, value in left.items() if name in ("global_step", "wall_seconds", "metrics")}
-    why = left.get("stop_reason") if status == "stopped" else reason
+    """Return the record of a seed that ended with this status, with the numbers in its run's metadata."""
+    metadata = _read_run_metadata(group_dir, record)
+    numbers = {name: value for name, value in metadata.items() if name in ("global_step", "wall_seconds", "metrics")}
+    why = metadata.get("stop_reason") if status == "stopped" else reason
     try:
         return SeedRecord(**{**record.model_dump(), **numbers, "status": status, "reason": why})
     except ConfigError:  # the metadata is damaged
         return record.model_copy(update={"status": status})
 
 
-def _metadata(group_dir: Path, record: SeedRecord) -> dict[str, Any]:
-    """What the run says of itself; nothing where it has not begun, or where a crash has left half a file."""
+def _read_run_metadata(group_dir: Path, record: SeedRecord) -> dict[str, Any]:
+    """Read the run's metadata; empty if the run has not begun, or if the file is damaged."""
     try:
         return read_metadata(context_of(group_dir / record.run_dir))
     except RunDirectoryError:

@@ -1,4 +1,4 @@
-"""One process per run directory: a lock that the operating system gives back when its holder dies, however it dies."""
+"""A lock that lets only one process use a run directory. The system releases it even if the process is killed."""
 
 import errno
 import fcntl
@@ -14,15 +14,16 @@ from rl_training.errors import RunDirectoryError
 from rl_training.experiment.files import open_regular
 
 LOCK_FILE = "run.lock"
-_HELD = (errno.EACCES, errno.EAGAIN)
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+_LOCKED_ERRORS = (errno.EACCES, errno.EAGAIN)
+_UNSUPPORTED_ERRORS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class RunLock:
-    """Held from `acquire` to `release`; the file says by whom."""
+    """A lock on a run directory, held from `acquire` to `release`. Its file names the process that holds it."""
 
-    # The system gives a record lock to every part of a process that asks, and takes it back from all of them when one
-    # closes the file. So the process remembers what it holds: by process number, because a forked child holds nothing.
+    # The system grants a record lock to the same process more than once, and releases it as soon as that process closes
+    # any descriptor of the file. So the process records the locks that it holds. The key includes the process number,
+    # because a forked child holds no lock.
     _held: ClassVar[set[tuple[int, int, int]]] = set()
 
     def __init__(self, run_dir: Path) -> None:
@@ -32,44 +33,47 @@ class RunLock:
         self._key = (0, 0, 0)
 
     def acquire(self) -> "RunLock":
-        """Take the lock, or say who has it; one that a killed process left behind is taken over, with a warning."""
-        self._refuse_own()
+        """Take the lock. Raise an error that names the holder if another process has it.
+
+        Taking over a lock file that a killed process left behind gives a warning.
+        """
+        self._refuse_if_held_here()
         descriptor = self._open(os.O_RDWR | os.O_CREAT)
         try:
-            holder = _read(descriptor)
+            holder = _read_holder(descriptor)
             self._lock(descriptor, holder)
             current = self._is_current(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-        if not current:  # its holder released and removed it after we had opened it
+        if not current:  # the holder removed the file after this process had opened it
             os.close(descriptor)
             return self.acquire()
-        self._own(descriptor)
+        self._record_ownership(descriptor)
         if holder:
             warnings.warn(
-                f"process {holder.get('process')} on {holder.get('host')} left {self.path} without ending its run; "
-                "it is gone, so the run goes on here",
+                f"process {holder.get('process')} on {holder.get('host')} ended without removing {self.path}; "
+                "this process takes over the run",
                 stacklevel=2,
             )
         return self
 
     def check_free(self) -> None:
-        """Refuse, as `acquire` would, if somebody holds the lock; changes nothing."""
-        self._refuse_own()
+        """Raise the error that `acquire` would raise if the lock is held. Change nothing."""
+        self._refuse_if_held_here()
         if not os.path.lexists(self.path):
             return
         descriptor = self._open(os.O_RDWR)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in _HELD:
-                raise self._in_use(_read(descriptor)) from None
+            if error.errno in _LOCKED_ERRORS:
+                raise self._in_use(_read_holder(descriptor)) from None
         finally:
             os.close(descriptor)
 
-    def _refuse_own(self) -> None:
-        """Refuse a directory that another part of this process holds; opening the file would end its lock."""
+    def _refuse_if_held_here(self) -> None:
+        """Refuse a directory that this process has already locked; closing the file again would release that lock."""
         with suppress(FileNotFoundError):
             if _identity(self.path.lstat()) in RunLock._held:
                 raise self._in_use({"process": os.getpid(), "host": socket.gethostname()})
@@ -82,23 +86,23 @@ class RunLock:
 
     def _lock(self, descriptor: int, holder: dict[str, Any]) -> None:
         try:
-            # A record lock, because a forked worker process must not keep it alive.
+            # A record lock, because forked worker processes do not inherit it.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in _HELD:
+            if error.errno in _LOCKED_ERRORS:
                 raise self._in_use(holder) from None
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in _UNSUPPORTED_ERRORS:
                 raise RunDirectoryError(f"{self.path} cannot be locked: {error.strerror}") from None
             warnings.warn(
-                f"the file system of {self.run_dir} has no locks ({error.strerror}), so nothing keeps a second "
-                "process out: do not use this directory twice at a time",
+                f"the file system of {self.run_dir} does not support locks ({error.strerror}): make sure that no "
+                "other process uses this directory at the same time",
                 stacklevel=3,
             )
 
-    def _own(self, descriptor: int) -> None:
+    def _record_ownership(self, descriptor: int) -> None:
         self._descriptor, self._key = descriptor, _identity(os.fstat(descriptor))
         RunLock._held.add(self._key)
-        with suppress(OSError):  # on a full disk the lock holds without a name
+        with suppress(OSError):  # on a full disk the lock works, but its file does not name the holder
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps({"process": os.getpid(), "host": socket.gethostname()}).encode(), 0)
 
@@ -115,10 +119,10 @@ class RunLock:
             return False
 
     def release(self) -> None:
-        """Give the lock back; doing so twice is fine."""
+        """Release the lock; releasing it twice is fine."""
         if self._descriptor is None or self._key[0] != os.getpid():
             return
-        with suppress(OSError):  # a directory that was removed or became read-only
+        with suppress(OSError):  # the directory was removed or has become read-only
             self.path.unlink(missing_ok=True)
         RunLock._held.discard(self._key)
         os.close(self._descriptor)
@@ -129,7 +133,7 @@ def _identity(status: os.stat_result) -> tuple[int, int, int]:
     return os.getpid(), status.st_dev, status.st_ino
 
 
-def _read(descriptor: int) -> dict[str, Any]:
+def _read_holder(descriptor: int) -> dict[str, Any]:
     try:
         holder = json.loads(os.pread(descriptor, 4096, 0) or b"{}")
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Metrics on disk: JSON lines as the truth, handed on to the run's trackers."""
+"""Writing metrics and digests to the run directory as JSON lines, and passing metrics on to the trackers."""
 
 import json
 import os
@@ -13,17 +13,17 @@ from rl_training.experiment.files import open_regular
 from rl_training.experiment.runs import RunContext, read_metadata
 from rl_training.experiment.trackers.base import Outcome, Tracker, finite
 
-_MOST_WAITING = 10_000  # lines that are kept in memory while they cannot be written
+_MAX_WAITING = 10_000  # lines that are kept in memory while they cannot be written
 
 
 class LineFile:
-    """A log to which lines are appended. A line that cannot be written is tried again with the next one."""
+    """A log to which lines are appended. A line that cannot be written is kept and written with a later one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
         self._warned = False
-        self._waiting: deque[str] = deque(maxlen=_MOST_WAITING)
+        self._waiting: deque[str] = deque(maxlen=_MAX_WAITING)
 
     def open(self) -> "LineFile":
         """Create the file, so that readers find it. Only the first failure causes a warning."""
@@ -31,12 +31,12 @@ class LineFile:
         return self
 
     def write(self, line: str) -> None:
-        """Append the lines that wait, and this one."""
+        """Append this line, after those that could not be written before."""
         self._waiting.append(line)
         self._flush()
 
     def close(self) -> None:
-        """Write what waits, and close the file; closing twice is fine."""
+        """Try once more to write the lines that wait, and close the file; closing twice is fine."""
         if self._waiting:
             self._flush()
         if self._descriptor is not None:
@@ -54,7 +54,7 @@ class LineFile:
             if not self._warned:
                 self._warned = True
                 reason = f"{self._path} cannot be written: {error.strerror}"
-                warnings.warn(f"{reason}; training goes on, and the lines are tried again later", stacklevel=4)
+                warnings.warn(f"{reason}; training continues, and the lines are kept for a later attempt", stacklevel=4)
 
 
 def _append(descriptor: int, line: str) -> None:
@@ -63,12 +63,12 @@ def _append(descriptor: int, line: str) -> None:
         while rest:
             rest = rest[os.write(descriptor, rest) :]
     except OSError:
-        os.ftruncate(descriptor, size)  # or the next line would be appended to half of this one
+        os.ftruncate(descriptor, size)  # otherwise the next line would be appended to half of this one
         raise
 
 
 class RunLogger:
-    """Appends metrics and digests to the run directory; the x-axis is env steps, all envs counted."""
+    """The writer of a run's metrics and digests. Steps are env steps, summed over all envs."""
 
     def __init__(self, context: RunContext, trackers: Sequence[Tracker] = ()) -> None:
         self._metrics = LineFile(context.metrics_path).open()
@@ -77,27 +77,27 @@ class RunLogger:
         self._trackers = trackers
 
     def log_metrics(self, metrics: dict[str, int | float], step: int) -> None:
-        """Write one line; the trackers get the same numbers under the same names."""
+        """Write the metrics as one line, and pass them to the trackers under the same names."""
         at = round(time.time(), 3)
         self._metrics.write(json.dumps({"step": step, "time": at, **finite(metrics)}, allow_nan=False))
         for tracker in self._trackers:
             tracker.log(metrics, step, at)
 
     def log_digest(self, digest: str, step: int) -> None:
-        """Write what the state of the run amounts to at `step`, for whoever repeats it."""
+        """Write the digest of the run's state at `step`, so that a repeated run can be compared."""
         self._digests.write(json.dumps({"step": step, "sha256": digest}))
 
     def close(self) -> None:
-        """Flush and close, and tell the trackers how the run ended; closing twice is fine."""
+        """Close the files, and close the trackers with the outcome of the run; closing twice is fine."""
         self._metrics.close()
         self._digests.close()
-        outcome = _outcome(self._context)
+        outcome = _read_outcome(self._context)
         for tracker in self._trackers:
             tracker.close(outcome)
 
 
-def _outcome(context: RunContext) -> Outcome:
-    """What `metadata.json` says of a run that has ended; one that says nothing of its end has failed."""
+def _read_outcome(context: RunContext) -> Outcome:
+    """Read the outcome of an ended run from `metadata.json`; a run that is still marked as running has failed."""
     try:
         metadata = read_metadata(context)
     except RunDirectoryError:

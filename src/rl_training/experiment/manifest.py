@@ -1,4 +1,4 @@
-"""A checkpoint's manifest: the file beside it that says its format, its SHA-256 and which replay segments it needs."""
+"""The manifest beside a checkpoint, which holds its format number, its SHA-256 and the replay segments it needs."""
 
 import hashlib
 import json
@@ -15,46 +15,48 @@ MANIFEST_SUFFIX = ".manifest.json"
 
 @dataclass(frozen=True)
 class Content:
-    """What a checkpoint file holds, as far as its manifest tells."""
+    """A manifest's description of the content of a checkpoint file."""
 
     sha256: str
     size: int
     segments: list[str]
-    """Names of the files that hold its replay transitions."""
+    """Names of the files with the checkpoint's replay transitions."""
 
 
 def describe(content: bytes, segments: list[str]) -> Content:
-    """What a manifest says about a file with this content."""
+    """Return the description of a checkpoint file with this content."""
     return Content(hashlib.sha256(content).hexdigest(), len(content), segments)
 
 
 def manifest_path(path: Path) -> Path:
-    """Where a checkpoint's manifest lies."""
+    """Return the path of a checkpoint's manifest."""
     return path.with_name(path.name + MANIFEST_SUFFIX)
 
 
 def write_manifest(path: Path, content: Content, replaces: Content | None = None) -> None:
-    """Vouch for `content` at the checkpoint's path, and for the one that it is about to replace there."""
+    """Write the manifest of a checkpoint. It also describes the content that is about to be replaced, if any."""
     values: dict[str, Any] = {"format": FORMAT_VERSION, **asdict(content)}
     if replaces is not None:
         values["replaces"] = asdict(replaces)
-    write_text(manifest_path(path), json.dumps(values, indent=2))  # no newline: losing the last byte is noticed
+    # Without a final newline, the loss of the last byte makes the JSON invalid, so it is detected.
+    write_text(manifest_path(path), json.dumps(values, indent=2))
 
 
 def read_manifest(path: Path) -> list[Content]:
-    """Every content that the checkpoint's manifest vouches for: one, or two while it is being replaced."""
+    """Return every content that the manifest describes: one, or two while the checkpoint is being replaced."""
     place = manifest_path(path)
     try:
         values = read_json(place)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"manifest {place} is damaged: {error}") from None
     if not isinstance(values, dict) or type(values.get("format")) is not int:
-        raise CheckpointError(f"manifest {place} is damaged: it names no format")
+        raise CheckpointError(f"manifest {place} is damaged: it has no format number")
     if not 1 <= values["format"] <= FORMAT_VERSION:
         raise CheckpointError(
-            f"checkpoint {path} has format {values['format']}, this version reads up to {FORMAT_VERSION}: upgrade"
+            f"checkpoint {path} has format {values['format']}, this version reads up to {FORMAT_VERSION}: "
+            "upgrade rl-training"
         )
-    if values["format"] == 1:  # it knew no segments, and of what is replaced only the SHA-256
+    if values["format"] == 1:  # format 1 had no segments, and stored only the SHA-256 of the replaced content
         replaced = values.get("replaces")
         values["segments"] = []
         values["replaces"] = {"sha256": replaced, "size": -1, "segments": []} if replaced else None
@@ -68,18 +70,18 @@ def read_manifest(path: Path) -> list[Content]:
 def _parse(values: dict[str, Any]) -> Content:
     content = Content(values["sha256"], values["size"], values["segments"])
     if type(content.sha256) is not str or type(content.size) is not int or type(content.segments) is not list:
-        raise TypeError("an entry has another type than expected")
+        raise TypeError("an entry does not have the expected type")
     if not all(isinstance(name, str) for name in content.segments):
-        raise TypeError("a segment's name is no text")
+        raise TypeError("a segment's name is not a string")
     return content
 
 
 def verify(path: Path, content: bytes) -> Content:
-    """What the checkpoint's manifest says about its content; another content is refused."""
+    """Return the manifest's description of this content. Refuse content that the manifest does not describe."""
     digest = hashlib.sha256(content).hexdigest()
-    for vouched in read_manifest(path):
-        if vouched.sha256 == digest and vouched.size in (len(content), -1):
-            return vouched
+    for expected in read_manifest(path):
+        if expected.sha256 == digest and expected.size in (len(content), -1):
+            return expected
     raise CheckpointError(
-        f"checkpoint {path} is damaged: {len(content)} bytes with another size or SHA-256 than its manifest says"
+        f"checkpoint {path} is damaged: its size ({len(content)} bytes) or SHA-256 differs from its manifest"
     )

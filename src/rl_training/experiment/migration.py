@@ -1,6 +1,6 @@
-"""Checkpoints of older formats, brought to today's shape.
+"""Conversion of checkpoints of format 1 to the current format.
 
-Format 1 kept replay rows as they lay in the ring, and of the running episodes nothing but their numbers.
+Format 1 stored replay rows in the order of the ring buffer, and only the numbers of the running episodes.
 """
 
 from typing import Any
@@ -11,37 +11,38 @@ State = dict[str, Any]
 
 
 def migrate(values: dict[str, State]) -> dict[str, State]:
-    """The parts of a checkpoint in today's shape.
+    """Return the parts of a checkpoint in the current format.
 
-    Each part is told by its own looks, because a file whose manifest was lost does not say its format.
+    The keys of each part decide whether it is converted, because only the manifest holds the format number, and it may
+    be missing.
     """
     buffer, trainer = values["buffer_state"], values["trainer_state"]
     if "head" in buffer:
-        buffer = _number_rows(buffer)
+        buffer = _convert_buffer(buffer)
     learner = values["algorithm_state"]
     if "last_obs" in trainer:
-        trainer = _with_unknown_episodes(trainer)
-        learner = {name: _moments(part) for name, part in learner.items()}
+        trainer = _convert_trainer(trainer)
+        learner = {name: _extract_moments(part) for name, part in learner.items()}
     return {**values, "algorithm_state": learner, "buffer_state": buffer, "trainer_state": trainer}
 
 
-def _moments(part: Any) -> Any:
-    """The moments out of a torch optimizer's state over one tensor; anything else stays as it is."""
+def _extract_moments(part: Any) -> Any:
+    """Extract Adam's moments from the state of a torch optimizer with one tensor; return anything else unchanged."""
     if not (isinstance(part, dict) and "param_groups" in part):
         return part
     return {
         name: moment
-        for old in part["state"].values()  # none before the first step
+        for old in part["state"].values()  # empty before the first gradient step
         for name, moment in zip(
             ("mean", "square", "steps"), (old["exp_avg"], old["exp_avg_sq"], old["step"]), strict=True
         )
     }
 
 
-def _number_rows(state: State) -> State:
-    """The ring as one block of transitions in the order in which they came."""
+def _convert_buffer(state: State) -> State:
+    """Convert the ring buffer to one block of transitions in the order in which they were added."""
     head, size, frames = int(state["head"]), int(state["size"]), state["frames"]
-    first = 0 if head == size else head  # only in a ring that has come round the head lies within the stored rows
+    first = 0 if head == size else head  # the head is inside the stored rows only if the ring has wrapped around
     content = {"rows": state["rows"].roll(-first, 0)}
     open_ends = {}
     if frames is not None:
@@ -60,8 +61,8 @@ def _number_rows(state: State) -> State:
     }
 
 
-def _with_unknown_episodes(trainer: State) -> State:
-    """Running episodes whose seeds were not kept: they are given up when the run goes on."""
+def _convert_trainer(trainer: State) -> State:
+    """Add running episodes without seeds; when the run continues, it abandons them and starts new ones."""
     numbers = trainer["envs"]["episode_numbers"]
     count = len(numbers)
     envs = {

@@ -1,4 +1,4 @@
-"""The registry of algorithms under its public import path; it lives in `runtime`, above the trainers."""
+"""The public import path of the registry of algorithms, which is defined in `runtime`."""
 
 from typing import TYPE_CHECKING
 

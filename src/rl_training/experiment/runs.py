@@ -1,4 +1,4 @@
-"""Run directories: their names, their creation, and what `metadata.json` says about a run."""
+"""Run directories: their names, their creation, and their config, metadata and log files."""
 
 import json
 import math
@@ -34,14 +34,14 @@ DIGESTS_FILE = "digests.jsonl"
 METADATA_FILE = "metadata.json"
 CURVE_FILE = "learning_curve.png"
 CONFIG_FILE = "config.yaml"
-_FOLDERS = ("checkpoints", REPLAY_FOLDER, "tensorboard", "failure", "trackers", "wandb")  # that a run writes into
+_FOLDERS = ("checkpoints", REPLAY_FOLDER, "tensorboard", "failure", "trackers", "wandb")  # all that a run writes to
 _LINE_START = b'{"step": '
-_MAX_NAME = 70  # characters per part: with three of them and a seed, a whole id stays below 255
+_MAX_NAME = 70  # characters per part, so that an id of three parts and a seed stays below 255
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """One run's place on disk."""
+    """The paths of a run on disk."""
 
     run_id: str
     run_dir: Path
@@ -52,26 +52,26 @@ class RunContext:
 
     @property
     def metrics_path(self) -> Path:
-        """One JSON object per line: the truth about what was measured."""
+        """The metrics log, with one JSON object per line."""
         return self.run_dir / METRICS_FILE
 
     @property
     def digests_path(self) -> Path:
-        """One line per log: what the state amounted to, to the last bit."""
+        """The digest log, with the SHA-256 of the run's state whenever metrics are logged."""
         return self.run_dir / DIGESTS_FILE
 
     @property
     def failure_path(self) -> Path:
-        """The newest gradient step that was refused, with the learner as it was then."""
+        """The inputs of the last rejected gradient step, with the learner's state before it."""
         return self.run_dir / "failure" / "update.pt"
 
     @property
     def replay_dir(self) -> Path:
-        """The transitions that checkpoints refer to; made when the first are saved."""
+        """The folder with the replay segments of the checkpoints; created when the first one is saved."""
         return self.run_dir / REPLAY_FOLDER
 
     def check_files(self) -> None:
-        """Refuse, by name, links and pipes in place of the run's own files and folders."""
+        """Refuse links and pipes in place of the run's files and folders."""
         for folder in _FOLDERS:
             check_folder(self.run_dir / folder)
         for path in (self.metadata_path, self.config_path, self.metrics_path, self.digests_path):
@@ -82,13 +82,13 @@ class RunContext:
 
 
 def slug(name: str) -> str:
-    """The name as one path component: letters, digits, dots, dashes and underscores, never empty or hidden."""
+    """Turn a name into a path component of letters, digits, dots, dashes and underscores, never empty or hidden."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:_MAX_NAME].strip(".-")
     return cleaned or "unnamed"
 
 
 def context_of(run_dir: Path) -> RunContext:
-    """The places inside a run directory, whether or not it exists."""
+    """Return the paths of a run directory, whether or not it exists."""
     return RunContext(
         run_id=run_dir.name,
         run_dir=run_dir,
@@ -100,7 +100,7 @@ def context_of(run_dir: Path) -> RunContext:
 
 
 def run_name(config: TrainConfig, suffix: str) -> str:
-    """The id of a run, and the name of its directory."""
+    """Return the id of a run, which is also the name of its directory."""
     return f"{slug(config.algo)}__{slug(config.env_id)}__seed{config.seed}__{slug(suffix)}"
 
 
@@ -109,7 +109,7 @@ def create_run_context(
 ) -> RunContext:
     """Create a new run directory below the config's `output_dir`; two runs never share one.
 
-    An absolute `output_dir` takes its place where the working directory may have changed since the config was read.
+    Give an absolute `output_dir` if the working directory may have changed since the config was read.
     """
     suffix = run_suffix if run_suffix is not None else unique_suffix()
     place = (output_dir or config.output_dir).absolute()
@@ -117,13 +117,13 @@ def create_run_context(
 
 
 def make_directory(output_dir: Path, name: str, folders: Sequence[str]) -> Path:
-    """A new directory with these folders in it; one that exists is refused."""
+    """Create a directory with these folders in it. Refuse a directory that exists already."""
     path = output_dir / name
     try:
         if path.resolve().parent != output_dir.resolve():
-            raise RunDirectoryError(f"{path} would lie outside {output_dir}")
+            raise RunDirectoryError(f"{path} would be outside {output_dir}")
         output_dir.mkdir(parents=True, exist_ok=True)
-        path.mkdir()  # atomic: of two processes, one fails here
+        path.mkdir()  # atomic: if two processes try, one fails here
         for folder in folders:
             (path / folder).mkdir()
     except FileExistsError:
@@ -138,17 +138,17 @@ def make_directory(output_dir: Path, name: str, folders: Sequence[str]) -> Path:
 
 
 def unique_suffix() -> str:
-    """The moment, and some letters for those who have the same."""
+    """Return a timestamp plus random letters, so that two runs started in the same second get different names."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def check_output_dir(config: TrainConfig) -> None:
-    """Refuse, before anything is built, an output directory that could not take a run."""
+    """Refuse an output directory in which no run directory can be created."""
     try:
         existing = config.output_dir.resolve()
         while not existing.exists():
             existing = existing.parent
-    except (OSError, ValueError, RuntimeError) as error:  # a name too long, NUL, a link to itself
+    except (OSError, ValueError, RuntimeError) as error:  # the name is too long, contains NUL, or links to itself
         raise RunDirectoryError(f"output directory {config.output_dir} cannot be used: {error}") from None
     if not existing.is_dir():
         raise RunDirectoryError(f"output directory {config.output_dir}: {existing} is a file")
@@ -162,42 +162,44 @@ def write_config(context: RunContext, config: TrainConfig) -> None:
 
 
 def write_values(path: Path, values: dict[str, Any]) -> None:
-    """Write plain config values as YAML; values that could not be read again are refused."""
+    """Write plain config values as YAML. Refuse a config that is too large to be read again."""
     text = yaml.dump(values, Dumper=ConfigDumper, sort_keys=False)
     if len(text.encode()) > YAML_LIMIT:
         raise ConfigError(
-            f"the config takes more than {YAML_LIMIT:,} bytes: give large values in a file, and its name in env_kwargs"
+            f"the config has more than {YAML_LIMIT:,} bytes: put large values into a file and its name into env_kwargs"
         )
     write_text(path, text)
 
 
 def read_metadata(context: RunContext) -> dict[str, Any]:
-    """What `metadata.json` says."""
+    """Read `metadata.json`."""
     try:
         values = read_json(context.metadata_path)
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{context.run_dir} is not a run directory: {error}") from None
     if not isinstance(values, dict):
-        raise RunDirectoryError(f"{context.metadata_path} does not hold a JSON object")
+        raise RunDirectoryError(f"{context.metadata_path} does not contain a JSON object")
     return values
 
 
-def mend_metadata(context: RunContext, known: dict[str, Any]) -> None:
-    """Set a damaged `metadata.json` aside, with a warning, and write what is `known` of the run in its place."""
+def repair_metadata(context: RunContext, known: dict[str, Any]) -> None:
+    """Rename a damaged `metadata.json`, warn about it, and write the `known` values in its place."""
     try:
         values = read_metadata(context)
         if isinstance(values.get("wall_seconds", 0.0), (int, float)) and isinstance(values.get("resumed", []), list):
             return
-        reason = "an entry has another type than expected"
+        reason = f"{context.metadata_path} has an entry of an unexpected type"
     except RunDirectoryError as error:
         reason = str(error)
     aside = set_aside(context.metadata_path, "damaged")
-    warnings.warn(f"{reason}; set aside as {aside.name} and written anew from the checkpoint", stacklevel=2)
+    warnings.warn(
+        f"{reason}; {METADATA_FILE} is renamed to {aside.name} and written again from the checkpoint", stacklevel=2
+    )
     write_text(context.metadata_path, json_text(known) + "\n")
 
 
 def update_metadata(context: RunContext, **changes: Any) -> None:
-    """Change some entries of `metadata.json`, creating it if needed."""
+    """Change some entries of `metadata.json`. Create the file if needed."""
     values = read_metadata(context) if os.path.lexists(context.metadata_path) else {}
     write_text(context.metadata_path, json_text({**values, **changes}) + "\n")
 
@@ -216,12 +218,12 @@ def _finite(value: Any) -> Any:
 
 
 def read_metrics(context: RunContext) -> list[dict[str, Any]]:
-    """The lines of the metrics file; lines that are torn or damaged are left out."""
+    """Return the lines of the metrics file, without incomplete or damaged ones."""
     return _read_log(context.metrics_path).rows
 
 
 def read_digests(context: RunContext) -> dict[int, str]:
-    """The digests of the run's state, by env step."""
+    """Return the digests of the run's state by env step."""
     rows = _read_log(context.digests_path).rows
     return {row["step"]: row["sha256"] for row in rows if isinstance(row.get("sha256"), str)}
 
@@ -232,7 +234,7 @@ class _Log:
 
     rows: list[dict[str, Any]]
     damaged: bool
-    """Whether lines were left out. A last line without its line break is not damage: a killed process leaves it."""
+    """Whether damaged lines were left out. An incomplete last line does not count: a killed process may leave one."""
 
 
 def _read_log(path: Path) -> _Log:
@@ -243,11 +245,11 @@ def _read_log(path: Path) -> _Log:
     try:
         for line in read_lines(path):
             damaged, torn = damaged or torn, False
-            row = _parse(line)
+            row = _parse_line(line)
             if row is not None:
                 rows.append(row)
             elif _is_torn(line):
-                torn = True  # which only the last line may be
+                torn = True  # damage unless this is the last line
             else:
                 damaged = True
     except OSError as error:
@@ -256,12 +258,12 @@ def _read_log(path: Path) -> _Log:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether this is the beginning of a line of a log."""
+    """Return whether this is the beginning of a log line, without its end."""
     return not line.endswith(b"\n") and line[: len(_LINE_START)] == _LINE_START[: len(line)]
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """A line of a log: an object with an env step; none if it is something else."""
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    """Parse a log line, which is a JSON object with an env step; None if it is anything else."""
     try:
         row = parse_json(line)
     except ValueError:
@@ -270,19 +272,17 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def truncate_logs(context: RunContext, step: int) -> None:
-    """Drop what was measured after `step`, because it will be measured again; keep a copy of a damaged log."""
+    """Remove the lines after `step`, because the run will write them again. Keep a copy of a damaged log."""
     for path in (context.metrics_path, context.digests_path):
         log = _read_log(path)
         if log.damaged:
             copy = keep_copy(path, "damaged")
-            warnings.warn(
-                f"{path} has damaged lines, which are left out; the file is kept as {copy.name}", stacklevel=2
-            )
+            warnings.warn(f"{path} has damaged lines, which are removed; a copy is kept as {copy.name}", stacklevel=2)
         kept = [row for row in log.rows if row["step"] <= step]
         write_text(path, "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in kept))
 
 
 def find_runs(root: Path) -> Iterator[RunContext]:
-    """Every run directory below `root`, `root` itself included."""
+    """Yield every run directory below `root`, including `root` itself."""
     for path in sorted(root.rglob(METADATA_FILE)):
         yield context_of(path.parent)

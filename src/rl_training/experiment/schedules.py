@@ -1,4 +1,4 @@
-"""What changes or comes round over a run, as pure functions of the env step and the planned budget."""
+"""Schedules and intervals, as pure functions of the env step and the planned budget."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,7 +8,7 @@ from rl_training.experiment.validation import Float, StrictModel
 
 
 class Schedule(StrictModel):
-    """`constant` keeps `start`; `linear` goes from `start` to `end` over the planned budget."""
+    """A value over time: `constant` keeps `start`, `linear` goes from `start` to `end` over the planned budget."""
 
     schedule: Literal["constant", "linear"] = "constant"
     start: Float
@@ -21,7 +21,7 @@ class Schedule(StrictModel):
         return self
 
     def value(self, step: int, total_steps: int) -> float:
-        """The value at env step `step` of a run planned for `total_steps`."""
+        """Return the value at env step `step` of a run planned for `total_steps`."""
         if self.schedule == "constant":
             return self.start
         progress = min(max(step / total_steps, 0.0), 1.0)
@@ -29,7 +29,7 @@ class Schedule(StrictModel):
 
 
 def crosses(interval: int, before: int, after: int) -> bool:
-    """Whether a multiple of `interval` lies in (before, after]; an interval of 0 never comes round."""
+    """Return whether a multiple of `interval` lies in (before, after]; never for an interval of 0."""
     return interval > 0 and after // interval > before // interval
 
 
@@ -53,7 +53,7 @@ def _positive(schedule: Schedule) -> Schedule:
     return schedule
 
 
-# In a config: a plain number is a constant; written back as it is shortest.
+# In a config, a plain number means a constant schedule; a constant schedule is written back as a number.
 PositiveSchedule = Annotated[
     Schedule, BeforeValidator(_from_number), AfterValidator(_positive), PlainSerializer(_to_number)
 ]

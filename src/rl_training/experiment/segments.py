@@ -1,6 +1,6 @@
-"""Replay segments: the transitions that were new at a checkpoint, in a file that later checkpoints refer to.
+"""Replay segments: files with the transitions that were new at a checkpoint. Later checkpoints refer to them.
 
-So a checkpoint costs what is new, not what is stored. A segment is never changed: its name holds its SHA-256.
+So a checkpoint writes only what is new, not the whole buffer. A segment never changes; its name contains its SHA-256.
 """
 
 import hashlib
@@ -17,58 +17,62 @@ _SEGMENT_NAME = re.compile(r"rows_\d+_\d+_[0-9a-f]{12}\.pt")
 
 BufferState = dict[str, Any]
 Reference = dict[str, Any]
-"""{"first", "count", "segment": {"file", "sha256", "size"}}: which transitions, and where they are."""
+"""A range of transitions and its file: {"first", "count", "segment": {"file", "sha256", "size"}}."""
 
 
 def segment_files(state: BufferState) -> list[str]:
-    """The names of the files that a buffer's state refers to."""
+    """Return the names of the segment files that a buffer's state refers to."""
     return [block["segment"]["file"] for block in state.get("blocks", []) if "segment" in block]
 
 
 def self_contained(state: BufferState) -> BufferState:
-    """The state without references: its blocks must have their content."""
+    """Return the state without references to segments. Refuse a state whose blocks have no content."""
     if "blocks" not in state:
         return state
     if not all("content" in block for block in state["blocks"]):
-        raise CheckpointError("the checkpoint was loaded without its experience, which one file must hold")
+        raise CheckpointError(
+            "the checkpoint was loaded without its replay segments, so it cannot be saved into a single file"
+        )
     blocks = [{"first": block["first"], "content": block["content"]} for block in state["blocks"]]
     return {**state, "blocks": blocks}
 
 
 def resolve_segments(state: BufferState, checkpoint: Path) -> BufferState:
-    """The state with the content of every block, read from the run that the checkpoint lies in."""
+    """Return the state with the content of every block, read from the replay folder of the checkpoint's run."""
     if "blocks" not in state:
         return state
     folder = checkpoint.parent.parent / REPLAY_FOLDER
     blocks = [
-        block if "content" in block else {**block, "content": _read(folder, block["segment"], checkpoint)}
+        block if "content" in block else {**block, "content": _read_segment(folder, block["segment"], checkpoint)}
         for block in state["blocks"]
     ]
     return {**state, "blocks": blocks}
 
 
-def _read(folder: Path, segment: dict[str, Any], checkpoint: Path) -> Any:
+def _read_segment(folder: Path, segment: dict[str, Any], checkpoint: Path) -> Any:
     if not _SEGMENT_NAME.fullmatch(segment["file"]):
-        raise CheckpointError(f"checkpoint {checkpoint} is refused: {segment['file']!r} is no segment's name")
+        raise CheckpointError(f"checkpoint {checkpoint} is refused: {segment['file']!r} is not the name of a segment")
     path = folder / segment["file"]
-    told = f"segment {path} of checkpoint {checkpoint}"
+    label = f"segment {path} of checkpoint {checkpoint}"
     try:
         check_folder(folder)
         content = read_payload(path)
     except FileNotFoundError:
         raise CheckpointError(
-            f"{told} is missing: if the checkpoint was copied, copy the `{REPLAY_FOLDER}` folder of its run to "
+            f"{label} is missing: if the checkpoint was copied, copy the `{REPLAY_FOLDER}` folder of its run to "
             f"{folder} too"
         ) from None
     except OSError as error:
-        raise CheckpointError(f"{told} cannot be read: {error.strerror}") from None
+        raise CheckpointError(f"{label} cannot be read: {error.strerror}") from None
     if len(content) != segment["size"] or hashlib.sha256(content).hexdigest() != segment["sha256"]:
-        raise CheckpointError(f"{told} is damaged: {len(content)} bytes with another size or SHA-256 than expected")
-    return unpack(content, told)
+        raise CheckpointError(
+            f"{label} is damaged: its size ({len(content)} bytes) or SHA-256 differs from the checkpoint's reference"
+        )
+    return unpack(content, label)
 
 
 class SegmentStore:
-    """The segments of one run, and which of them hold the transitions of its newest checkpoint."""
+    """The segment files of one run, and the references of its newest checkpoint to them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -77,31 +81,34 @@ class SegmentStore:
 
     @property
     def saved_until(self) -> int:
-        """The number of the first transition that is not saved yet."""
-        references = self._present()
+        """Number of the first transition that is not saved yet."""
+        references = self._usable_references()
         return _end(references[-1]) if references else 0
 
-    def _present(self) -> list[Reference]:
-        """The references to build upon; none when a file was removed behind our back, so that all is written again."""
+    def _usable_references(self) -> list[Reference]:
+        """Return the references; an empty list if a file has disappeared, so that all transitions are written again."""
         complete = all((self.directory / name).exists() for name in segment_files({"blocks": self._references}))
         return self._references if complete else []
 
     def externalize(self, state: BufferState) -> BufferState:
-        """Write the content of the blocks, and refer to it and to all earlier segments that are still needed.
+        """Write the blocks as segments. Return the state with references to them and to earlier segments still needed.
 
-        Nothing counts as saved before `adopt` is told so; `discard` removes what was written.
+        The segments count as saved only after `adopt`. `discard` removes them.
         """
         if "blocks" not in state:
             return state
         oldest, new = state["added"] - state["size"], state["blocks"]
         begin = new[0]["first"] if new else state["added"]
-        references = [each for each in self._present() if each["first"] < begin and _end(each) > oldest]
+        references = [each for each in self._usable_references() if each["first"] < begin and _end(each) > oldest]
         references += [self._write(block) for block in new]
-        known = oldest
+        covered_until = oldest
         for reference in references:
-            known = max(known, _end(reference)) if reference["first"] <= known else known
-        if known != state["added"]:
-            raise CheckpointError(f"transitions from {known} on are not in {self.directory} any more: save them all")
+            if reference["first"] <= covered_until:
+                covered_until = max(covered_until, _end(reference))
+        if covered_until != state["added"]:
+            raise CheckpointError(
+                f"transitions from {covered_until} on are missing in {self.directory}: save all of them again"
+            )
         return {**state, "blocks": references}
 
     def _write(self, block: dict[str, Any]) -> Reference:
@@ -120,7 +127,7 @@ class SegmentStore:
         }
 
     def adopt(self, state: BufferState) -> None:
-        """Build upon the segments that a checkpoint of this run refers to; without references all is written anew."""
+        """Reuse the segments that a checkpoint of this run refers to; without references, write all of them again."""
         blocks = state.get("blocks", [])
         referring = all("segment" in block for block in blocks)
         names = ("first", "count", "segment")
@@ -128,13 +135,13 @@ class SegmentStore:
         self._unconfirmed = []
 
     def discard(self) -> None:
-        """Remove what was written for a checkpoint that did not come about."""
+        """Remove the segments that were written for a checkpoint that could not be saved."""
         for path in self._unconfirmed:
             path.unlink(missing_ok=True)
         self._unconfirmed = []
 
     def prune(self, needed: Collection[str]) -> None:
-        """Remove every segment but those named."""
+        """Remove all segments except those named in `needed`."""
         for path in self.directory.glob("rows_*.pt"):
             if _SEGMENT_NAME.fullmatch(path.name) and path.name not in needed:
                 path.unlink(missing_ok=True)

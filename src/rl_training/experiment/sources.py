@@ -1,4 +1,4 @@
-"""Where a config's values come from: YAML files, shipped presets and command-line flags, merged in that order."""
+"""Reading and merging the sources of a config: YAML files, shipped presets and command-line options."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ _SECTIONS = ("algo_kwargs", "env_kwargs", "tracker_options")
 
 @dataclass(frozen=True)
 class Layer:
-    """Values from one place. `lines` says where each key stands, when the place is a file."""
+    """Config values from one source. If it is a file, `lines` holds the line number of each key."""
 
     source: str
     values: dict[str, Any]
@@ -34,14 +34,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A valid config, and for every value that is not a default the layer it came from."""
+    """A valid config, and the source of every value that is not a default."""
 
     config: TrainConfig
     sources: dict[KeyPath, str]
 
 
 def read_yaml(path: Path, source: str = "file") -> Layer:
-    """One YAML file as a layer; every error names the file and the line."""
+    """Read a YAML file as a layer. Every error names the file, and the line if it is known."""
     try:
         text = read_bytes(Path(os.path.realpath(path)), YAML_LIMIT).decode()  # a config may be a link
     except (OSError, UnicodeDecodeError, ValueError) as error:
@@ -59,7 +59,7 @@ def read_yaml(path: Path, source: str = "file") -> Layer:
 
 
 def _parse(text: str) -> tuple[Any, dict[KeyPath, int]]:
-    """A document's value, an empty one's being `{}`, and the line of every key and list item."""
+    """Return the value of a document and the line of every key and list item. An empty document is `{}`."""
     loader = ConfigLoader(text)
     try:
         node = loader.get_single_node()
@@ -93,7 +93,7 @@ def _key_lines(node: yaml.Node, above: KeyPath = ()) -> Iterator[tuple[KeyPath, 
 
 
 def read_assignments(assignments: Sequence[str]) -> Layer:
-    """`key=value` texts as a layer; values are read as YAML, so `1e-3` is a number."""
+    """Read `key=value` arguments as a layer. Values are read as YAML, so `1e-3` is a number."""
     values: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
@@ -115,7 +115,7 @@ def read_assignments(assignments: Sequence[str]) -> Layer:
 
 
 def find_preset(algo: str, env_id: str) -> Path | None:
-    """The shipped preset for this algorithm and environment, if there is one."""
+    """Return the shipped preset for this algorithm and environment, if there is one."""
     for path in sorted((PRESETS_DIR / algo).glob("*.yaml")):
         if read_yaml(path).values.get("env_id") == env_id:
             return path
@@ -123,7 +123,7 @@ def find_preset(algo: str, env_id: str) -> Path | None:
 
 
 def resolve_config(layers: Iterable[Layer]) -> ResolvedConfig:
-    """Merge the layers, later ones winning, and validate the result."""
+    """Merge the layers and validate the result. Later layers override earlier ones."""
     stack = list(layers)
     values: dict[str, Any] = {}
     sources: dict[KeyPath, str] = {}
@@ -156,7 +156,7 @@ def _assign(values: dict[str, Any], path: KeyPath, value: Any) -> None:
 
 
 def located(error: ConfigError, layers: Sequence[Layer]) -> ConfigError:
-    """The same error, with file and line before every problem whose value stands in a file."""
+    """Return the error with file and line in front of every problem whose value comes from a file."""
     problems = [Problem(problem.path, _place(problem.path, layers) + problem.text) for problem in error.problems]
     if not problems:
         return error
@@ -169,5 +169,5 @@ def _place(path: KeyPath, layers: Sequence[Layer]) -> str:
         if path[:1] in given or path[:2] in given:
             line = layer.lines.get(path) or layer.lines.get(path[:2]) or layer.lines.get(path[:1])
             return f"{layer.file}:{line}: " if line else ""
-    within = [layer for layer in layers if path[0] in layer.values]  # a section blamed as a whole
+    within = [layer for layer in layers if path[0] in layer.values]  # the problem is about a whole section
     return f"{within[-1].file}:{within[-1].lines[path]}: " if within and path in within[-1].lines else ""

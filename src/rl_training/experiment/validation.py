@@ -1,4 +1,4 @@
-"""The strict base of every config model: unknown keys, types and ranges answered by field, value and remedy."""
+"""The strict base class of config models. Its errors name the field, the value and what is allowed."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -8,13 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rl_training.errors import ConfigError, Problem
 
-# YAML has types of its own, so nothing is coerced: 256.9 is no integer, "3" is no number, true is not 1.
+# YAML has types, so nothing is converted: 256.9 is not an integer, "3" is not a number, true is not 1.
 Int = Annotated[int, Field(strict=True)]
 # Every count has an upper limit, so that sums and products of counts cannot overflow where they are used.
 MAX_COUNT = 2**53 - 1
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
 PositiveInt = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
-MAX_FLOAT = 1e30  # what is computed with in float32 must have room there
+MAX_FLOAT = 1e30  # values are used in float32 computations, which must not overflow
 Float = Annotated[float, Field(strict=True, ge=-MAX_FLOAT, le=MAX_FLOAT, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(strict=True, ge=0.0, le=MAX_FLOAT, allow_inf_nan=False)]
 UnitFloat = Annotated[float, Field(strict=True, ge=0.0, le=1.0, allow_inf_nan=False)]
@@ -22,19 +22,19 @@ Flag = Annotated[bool, Field(strict=True)]
 
 ModelT = TypeVar("ModelT", bound="StrictModel")
 
-# Where pydantic speaks of Python's types, a config speaks of YAML's.
+# Pydantic's messages name Python types; these name the YAML types that a user writes.
 _MAP = "give a map of names to values"
 _REASONS = {"tuple_type": "give a list", "dict_type": _MAP, "model_type": _MAP}
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name a user most likely meant, if any is close."""
+    """Return the known name that the user most likely meant, if any is close."""
     matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
 def config_error(problems: Iterable[Problem]) -> ConfigError:
-    """One error that tells all problems, each with its dotted field."""
+    """Return one error that lists all problems."""
     found = list(problems)
     return ConfigError("; ".join(problem.text for problem in found), found)
 
@@ -52,7 +52,7 @@ class StrictModel(BaseModel):
 
 
 def validate_section(model: type[ModelT], values: dict[str, Any], section: str) -> ModelT:
-    """Build `model` from the values of one section of a config; problems carry the section's name."""
+    """Build `model` from one section of a config. Problems start with the section's name."""
     try:
         return model(**values)
     except ConfigError as error:

@@ -16,12 +16,12 @@ from rl_training.experiment.groups import (
     GROUP_FILE,
     GroupRecord,
     SeedRecord,
-    as_left,
     checked_seeds,
     create_group,
     log_path,
     read_group,
     read_group_config,
+    read_outcome,
     seed_config,
     with_outcome,
     write_group,
@@ -139,7 +139,7 @@ def reopen_group(group_dir: Path, jobs: Jobs | None) -> PreparedGroup:
 
 def is_complete(group: PreparedGroup) -> bool:
     """Return whether the group has ended and none of its runs has anything left to do."""
-    left = [as_left(group.group_dir, record) for record in group.record.seeds]
+    left = [read_outcome(group.group_dir, record) for record in group.record.seeds]
     return group.record.status == "completed" and all(record.done for record in left)
 
 
@@ -160,7 +160,7 @@ class _GroupRun:
         self._observer = observer
         self._announced = False
         # Read again, now that nobody else can change it.
-        left = tuple(as_left(group.group_dir, record) for record in read_group(group.group_dir).seeds)
+        left = tuple(read_outcome(group.group_dir, record) for record in read_group(group.group_dir).seeds)
         self._record = group.record.model_copy(update={"seeds": left, "status": "running", "ended_at": None})
         self._progress = {each.seed: SeedProgress.of(each, group.record.total_timesteps) for each in left}
 

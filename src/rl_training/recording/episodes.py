@@ -1,4 +1,4 @@
-"""Episodes of a saved agent as pictures: played as an evaluation plays them, then drawn from their actions."""
+"""Recording videos of a saved agent. Episodes are played as in an evaluation, then rendered from their actions."""
 
 import math
 import warnings
@@ -25,27 +25,27 @@ from rl_training.runtime.run_utils import limited_threads
 from rl_training.runtime.watchdog import Watchdog
 from rl_training.runtime.workflows import load_agent
 
-_MAX_FPS = 50.0  # what a GIF can show and an eye can see; faster envs are drawn at every n-th step
+_MAX_FPS = 50.0  # frames per second that a GIF supports; of faster envs, only every n-th step is shown
 
 
 @dataclass(frozen=True)
 class RecordedEpisode:
-    """An episode that can be repeated."""
+    """The seed and actions of an episode, from which it can be repeated, and its return."""
 
     seed: int
     actions: tuple[Any, ...]
     episode_return: float
     cut: bool
-    """Whether it was stopped before its end."""
+    """Whether the episode was cut off before its end."""
 
     @property
     def length(self) -> int:
-        """In env steps."""
+        """Length in env steps."""
         return len(self.actions)
 
 
 class _ActionLog(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Keeps the actions of every episode, by its seed."""
+    """A wrapper that stores the actions of every episode by its seed."""
 
     def __init__(self, env: AnyEnv) -> None:
         super().__init__(env)
@@ -53,31 +53,31 @@ class _ActionLog(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._newest: list[Any] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin a new episode."""
+        """Start a new episode."""
         assert seed is not None
         self._newest = self.actions[seed] = []
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take the step and keep its action."""
+        """Take the step and store its action."""
         self._newest.append(copy(action))
         return super().step(action)
 
 
 def play_for_recording(agent: Agent, seeds: Sequence[int], max_steps: int | None = None) -> list[RecordedEpisode]:
-    """One episode per seed, with the likeliest actions, exactly as an evaluation of so many episodes plays them.
+    """Play one episode per seed with the most likely actions, exactly as an evaluation of as many episodes does.
 
-    They are cut after `max_steps`, or after as many steps as those of an evaluation are.
+    Episodes are cut off after `max_steps`, by default after the config's `eval_max_steps`.
     """
     config, calls = agent.config, EnvCalls()
     name = f"evaluation at step {agent.step}"
-    longest = config.eval_max_steps if max_steps is None else max_steps
+    step_limit = config.eval_max_steps if max_steps is None else max_steps
     with limited_threads(config.num_threads), ExitStack() as stack, Watchdog(config, [calls]):
         envs = [
             stack.enter_context(closing(_ActionLog(make_single_env(config.env_id, config.env_kwargs))))
             for _ in range(min(len(seeds), MAX_ENVS))
         ]
-        played = EpisodePlayer(envs, calls, name, longest).play(agent.learner.policy, seeds, lambda: False)
+        played = EpisodePlayer(envs, calls, name, step_limit).play(agent.learner.policy, seeds, lambda: False)
     actions = {seed: tuple(taken) for env in envs for seed, taken in env.actions.items()}
     recorded = {
         episode.seed: RecordedEpisode(episode.seed, actions[episode.seed], episode.episode_return, episode.cut)
@@ -87,9 +87,9 @@ def play_for_recording(agent: Agent, seeds: Sequence[int], max_steps: int | None
 
 
 def draw_episode(config: TrainConfig, episode: RecordedEpisode, every: int = 1) -> Iterator[Pixels]:
-    """The frames [height, width, 3] of an episode, its first moment included, one for `every` so many steps.
+    """Yield the frames [height, width, 3] of an episode: its start, every `every`-th step, and its end.
 
-    It is played again with its seed and actions; an env that then takes another course is told of.
+    The episode is played again with its seed and actions. If the return or the length differs, there is a warning.
     """
     total, taken = 0.0, 0
     calls = EnvCalls()
@@ -115,15 +115,15 @@ def draw_episode(config: TrainConfig, episode: RecordedEpisode, every: int = 1) 
                 break
     if taken != episode.length or not math.isclose(total, episode.episode_return, rel_tol=1e-5, abs_tol=1e-5):
         warnings.warn(
-            f"{config.env_id} is no function of its seed and actions: the video shows an episode of return "
-            f"{total:.2f}, evaluated was one of {episode.episode_return:.2f}",
+            f"{config.env_id} is not determined by its seed and actions: the episode in the video has return "
+            f"{total:.2f}, the evaluated one had {episode.episode_return:.2f}",
             stacklevel=2,
         )
 
 
 @dataclass(frozen=True)
-class Recording:
-    """A video, and what it shows."""
+class RecordedVideo:
+    """The path of a video and the episodes that it shows."""
 
     path: Path
     episodes: tuple[RecordedEpisode, ...]
@@ -140,17 +140,17 @@ def record_video(
     seed: int | None = None,
     fps: float | None = None,
     max_steps: int | None = None,
-) -> Recording:
+) -> RecordedVideo:
     """Write episodes of a saved agent, one after the other, into an MP4 or GIF file.
 
-    They have the seeds of an evaluation at the agent's step; with `seed`, they have seed, seed + 1 and so on.
-    `fps` is how many env steps are shown per second, the env's own rate if none is given.
+    The seeds are those of an evaluation at the agent's step, or `seed`, `seed` + 1 and so on if `seed` is given. `fps`
+    is the number of env steps per second; by default, the env's own rate.
     """
     path = Path(output)
     check_num_episodes(num_episodes)
     for name, value, least in (("fps", fps, 1), ("max_steps", max_steps, 1), ("seed", seed, 0)):
         if value is not None and value < least:
-            raise ConfigError(f"{name}={value}: at least {least} is needed")
+            raise ConfigError(f"{name}={value}: give at least {least}")
     check_video(path)
     prepare_headless()
     agent = load_agent(source, best=best)
@@ -162,4 +162,4 @@ def record_video(
         seeds = list(range(seed, seed + num_episodes))
     episodes = play_for_recording(agent, seeds, max_steps)
     frames = chain.from_iterable(draw_episode(agent.config, episode, every) for episode in episodes)
-    return Recording(path, tuple(episodes), write_video(path, frames, shown_fps), shown_fps)
+    return RecordedVideo(path, tuple(episodes), write_video(path, frames, shown_fps), shown_fps)

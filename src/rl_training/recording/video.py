@@ -1,4 +1,4 @@
-"""Writing frames into an MP4 or GIF file as they come; no more than two of them are in memory."""
+"""Writing frames into an MP4 or GIF file one by one, so that at most two of them are in memory."""
 
 import subprocess
 import tempfile
@@ -20,9 +20,9 @@ _INSTALL = "pip install 'rl-training[video]'"
 
 
 def check_video(path: Path) -> None:
-    """Refuse, before anything is played, a file that could not be written."""
+    """Refuse a file that could not be written: another format, a directory, or a missing package."""
     if path.suffix.lower() not in _WRITERS:
-        raise ConfigError(f"{path}: unknown kind of video; give a name that ends in {' or '.join(_WRITERS)}")
+        raise ConfigError(f"{path}: unknown video format; give a name that ends in {' or '.join(_WRITERS)}")
     if path.is_dir():
         raise ConfigError(f"{path} is a directory; give the name of a file")
     if path.suffix.lower() == ".mp4":
@@ -32,9 +32,9 @@ def check_video(path: Path) -> None:
 
 
 def write_video(path: Path, frames: Iterable[Pixels], fps: float) -> int:
-    """Write the frames and count them; on any failure no file is left behind, and an older one stays as it was."""
+    """Write the frames and return their number. A failure leaves no new file, and an older file unchanged."""
     write, counter = _WRITERS[path.suffix.lower()], count()
-    counted = (frame for frame, _ in zip(_alike(frames), counter, strict=False))
+    counted = (frame for frame, _ in zip(_check_sizes(frames), counter, strict=False))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: write(file, counted, fps))
@@ -43,22 +43,24 @@ def write_video(path: Path, frames: Iterable[Pixels], fps: float) -> int:
     return next(counter)
 
 
-def _alike(frames: Iterable[Pixels]) -> Iterator[Pixels]:
-    """The frames, all of one size, which is what a video has."""
+def _check_sizes(frames: Iterable[Pixels]) -> Iterator[Pixels]:
+    """Yield the frames. Refuse a frame that differs in size from the first one."""
     shape: tuple[int, ...] | None = None
     for frame in frames:
         shape = shape or frame.shape
         if frame.shape != shape:
-            raise ConfigError(f"a frame has shape {frame.shape}, those before it {shape}: this is no video")
+            raise ConfigError(
+                f"a frame has shape {frame.shape}, earlier ones have {shape}: all frames of a video need the same size"
+            )
         yield frame
 
 
 def find_ffmpeg() -> str:
-    """The ffmpeg of the extra, else the system's."""
+    """Return the path of ffmpeg: from the `video` extra, otherwise from the system."""
     if find_spec("imageio_ffmpeg") is not None:
         import imageio_ffmpeg
 
-        with suppress(RuntimeError):  # its wheel has no binary for this machine
+        with suppress(RuntimeError):  # the wheel has no binary for this machine
             return str(imageio_ffmpeg.get_ffmpeg_exe())
     found = which("ffmpeg")
     if found is None:
@@ -67,25 +69,25 @@ def find_ffmpeg() -> str:
 
 
 def _write_mp4(file: IO[bytes], frames: Iterable[Pixels], fps: float) -> None:
-    """Pipe the frames through ffmpeg, which writes the file by its name."""
-    coming = iter(frames)
-    first = next(coming)
+    """Pipe the frames to ffmpeg, which writes the file."""
+    remaining = iter(frames)
+    first = next(remaining)
     height, width, _ = first.shape
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps), "-i", "-"]
-    # What every browser plays: H.264 with halved colours, which needs even sides; the index at the file's beginning.
+    # Every browser plays H.264 with 4:2:0 colour, which needs an even width and height, and the index at the start.
     even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]
     target = ["-c:v", "libx264", "-pix_fmt", "yuv420p", *even, "-movflags", "+faststart", "-f", "mp4", "-y", file.name]
     command = [find_ffmpeg(), "-loglevel", "error", *source, *target]
     with tempfile.TemporaryFile() as messages:
-        returncode = _feed(command, chain([first], coming), messages)
+        returncode = _pipe_frames(command, chain([first], remaining), messages)
         messages.seek(0)
-        said = " ".join(messages.read().decode(errors="replace").split())
+        output = " ".join(messages.read().decode(errors="replace").split())
     if returncode != 0:
-        raise OSError(f"ffmpeg failed: {said or f'exit code {returncode}'}")
+        raise OSError(f"ffmpeg failed: {output or f'exit code {returncode}'}")
 
 
-def _feed(command: Sequence[str], frames: Iterable[Pixels], messages: IO[bytes]) -> int:
-    """Send the frames to a process; if it ends before the last of them, its exit code tells."""
+def _pipe_frames(command: Sequence[str], frames: Iterable[Pixels], messages: IO[bytes]) -> int:
+    """Send the frames to a process and return its exit code, also if it ends before the last frame."""
     with (
         suppress(BrokenPipeError),
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=messages) as process,
@@ -102,7 +104,7 @@ def _feed(command: Sequence[str], frames: Iterable[Pixels], messages: IO[bytes])
 
 
 def _write_gif(file: IO[bytes], frames: Iterable[Pixels], fps: float) -> None:
-    """Frame by frame, each only where it differs from the one before; Pillow's own writer would keep all of them."""
+    """Write each frame as the part that differs from the previous one. Pillow's writer would hold all in memory."""
     from PIL import Image, ImageChops
     from PIL.GifImagePlugin import getdata, getheader
 
@@ -115,7 +117,7 @@ def _write_gif(file: IO[bytes], frames: Iterable[Pixels], fps: float) -> None:
             file.write(b"".join(header))
         else:
             box = ImageChops.difference(image, before).getbbox() or (0, 0, 1, 1)
-        # A GIF counts in hundredths of a second; rounding the times, not the durations, keeps the speed.
+        # GIF durations are hundredths of a second. Rounding the start times, not the durations, keeps the speed.
         duration = 10 * (round(100 * (index + 1) / fps) - round(100 * index / fps))
         part: Any = image.crop(box).quantize()
         file.write(b"".join(getdata(part, box[:2], duration=duration, include_color_table=True)))

@@ -1,4 +1,4 @@
-"""What runs amount to: read from their directories, summed up over seeds, compared and drawn. Nothing here trains."""
+"""Results of finished runs: loading them, statistics over seeds, comparisons, curves, reports and receipts."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,8 @@
-"""Two groups of runs compared: is B better than A, worse, or undecided, and how many seeds would decide?
+"""Comparison of two groups of runs: is B better than A, worse, or undecided, and how many seeds would decide?
 
-B is better or worse where a permutation test of the interquartile means decides (`permutation.py`). Simulated with two
-groups of one distribution (normal, log-normal, two clusters, mostly ties; 4 to 20 seeds), it is wrong in at most 3 of
-100 comparisons at a confidence of 95 %. The interval of the difference is that of the same test, so the two agree.
+The verdict comes from a permutation test of the interquartile means (`permutation.py`). In simulations with two groups
+of the same distribution (normal, log-normal, two clusters, mostly ties; 4 to 20 seeds), it is wrong in at most 3 of 100
+comparisons at a confidence of 95 %. The interval of the difference comes from the same test, so the two agree.
 """
 
 import math
@@ -16,11 +16,11 @@ import numpy as np
 from rl_training.errors import ConfigError, RunDirectoryError
 from rl_training.results.loading import RunGroup, Score
 from rl_training.results.permutation import (
-    MOST_CONFIDENCE,
+    MAX_CONFIDENCE,
     allowed_p_value,
     can_decide,
     difference_interval,
-    fewest_seeds,
+    min_seeds,
     permutation_p_value,
 )
 from rl_training.results.statistics import (
@@ -28,23 +28,23 @@ from rl_training.results.statistics import (
     Estimate,
     FloatArray,
     estimate,
+    format_score,
     interquartile_mean,
     mean,
     median,
     probability_of_improvement,
-    short,
 )
 
 Verdict = Literal["better", "worse", "undecided"]
 
-MOST_SEEDS = 1_000
-"""Per side: whoever would need more is told that more seeds would not soon decide."""
-_POWER = 0.8  # the chance to find the difference that is asked of the suggested number of seeds
+MAX_SEEDS = 1_000
+"""Largest number of seeds per side that is ever suggested."""
+_POWER = 0.8  # probability that the suggested number of seeds detects the difference
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the groups, summed up."""
+    """The summary of one of the two groups."""
 
     label: str
     algo: str
@@ -57,7 +57,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is known about B against A; differences are B minus A."""
+    """The result of comparing B with A. Differences are B minus A."""
 
     env_id: str
     score: Score
@@ -65,32 +65,36 @@ class Comparison:
     a: Side
     b: Side
     verdict: Verdict
-    """Of B."""
+    """How B is compared with A."""
     difference: Estimate
-    """Of the interquartile means; the interval leaves out 0 if, and only if, the verdict is not `undecided`."""
+    """Difference of the interquartile means. The interval excludes 0 if and only if the verdict is not `undecided`."""
     mean_difference: float
     probability_of_improvement: Estimate
-    """How likely a run of B beats a run of A."""
+    """Probability that a run of B has a higher score than a run of A."""
     p_value: float
     seeds_needed: int | None
-    """Seeds per side with which a difference as large as the one seen is likely found; none beyond 1,000."""
+    """Seeds per side that would likely detect a difference as large as the observed one; None if over 1,000."""
     notes: tuple[str, ...]
 
     @property
     def sentence(self) -> str:
-        """The verdict in plain words, and where it is undecided what would help."""
+        """The verdict in a sentence, followed by advice if it is undecided."""
         size = self.difference.value
-        seen = f"its interquartile mean is {short(abs(size))} {'higher' if size > 0.0 else 'lower'} than that of A"
+        direction = "higher" if size > 0.0 else "lower"
+        observed = f"its interquartile mean is {format_score(abs(size))} {direction} than that of A"
         if size == 0.0:
-            seen = "their interquartile means are equal"
-        seen += f" ({100 * self.confidence:g} % interval of the difference: {self.difference.interval})"
+            observed = "their interquartile means are equal"
+        observed += f" ({100 * self.confidence:g} % interval of the difference: {self.difference.interval})"
         if self.verdict != "undecided":
-            return f"B is {self.verdict} than A: {seen}."
-        return f"Undecided whether B is better or worse than A: {seen}. {self._advice()}"
+            return f"B is {self.verdict} than A: {observed}."
+        return f"Undecided whether B is better or worse than A: {observed}. {self._advice()}"
 
     @property
     def more_seeds(self) -> tuple[int, int] | None:
-        """How many more seeds of A and of B that takes, at least one in all while undecided; none beyond 1,000."""
+        """How many more seeds of A and of B a verdict likely needs; None if over 1,000 seeds per side.
+
+        While the verdict is undecided, at least one number is positive.
+        """
         if self.verdict != "undecided":
             return 0, 0
         if self.seeds_needed is None:
@@ -101,24 +105,23 @@ class Comparison:
     def _advice(self) -> str:
         advice = ""
         if not can_decide(len(self.a.seeds), len(self.b.seeds), self.confidence):
-            advice = f"So few seeds can decide nothing: train at least {fewest_seeds(self.confidence)} per side. "
+            advice = f"These seeds are too few for a verdict: train at least {min_seeds(self.confidence)} per side. "
         if self.more_seeds is None:
-            return f"{advice}More seeds would not soon decide: it takes over {MOST_SEEDS:,} per side."
-        return (
-            f"{advice}About {_told(*self.more_seeds)} would likely decide, if the difference is as large as it looks."
-        )
+            return f"{advice}More seeds would hardly help: a verdict would need over {MAX_SEEDS:,} per side."
+        more = _format_seed_counts(*self.more_seeds)
+        return f"{advice}About {more} would likely decide, if the difference is as large as it looks."
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; ends of intervals that are not known are null."""
-        told = {"more_seeds": self.more_seeds, "sentence": self.sentence}
-        plain: dict[str, Any] = _without_infinities({**asdict(self), **told})
+        """Return the comparison as plain values. Unknown ends of intervals become null."""
+        derived = {"more_seeds": self.more_seeds, "sentence": self.sentence}
+        plain: dict[str, Any] = _without_infinities({**asdict(self), **derived})
         return plain
 
 
 def compare(a: RunGroup, b: RunGroup, *, score: Score = "final", confidence: float = 0.95) -> Comparison:
     """Compare two groups on the same environment by one number per run."""
-    if not 0.5 <= confidence <= MOST_CONFIDENCE:
-        raise ConfigError(f"confidence={confidence}: give a share from 0.5 to {MOST_CONFIDENCE}")
+    if not 0.5 <= confidence <= MAX_CONFIDENCE:
+        raise ConfigError(f"confidence={confidence}: give a number from 0.5 to {MAX_CONFIDENCE}")
     _check_sides(a, b)
     first, second = a.scores(score), b.scores(score)
     difference = float(interquartile_mean(second) - interquartile_mean(first))
@@ -136,7 +139,7 @@ def compare(a: RunGroup, b: RunGroup, *, score: Score = "final", confidence: flo
         probability_of_improvement=probability_of_improvement(first, second, confidence),
         p_value=p_value,
         seeds_needed=_seeds_needed(first, second, confidence),
-        notes=(*a.notes, *b.notes, *_differences(a, b)),
+        notes=(*a.notes, *b.notes, *_unfair_differences(a, b)),
     )
 
 
@@ -145,14 +148,14 @@ def _check_sides(a: RunGroup, b: RunGroup) -> None:
         raise RunDirectoryError(f"{a.label} is on {a.env_id}, {b.label} on {b.env_id}: compare runs of one environment")
     shared = {run.run_dir.resolve() for run in a.runs} & {run.run_dir.resolve() for run in b.runs}
     if shared:
-        raise RunDirectoryError(f"{min(shared)} stands on both sides: give two directories that share no run")
+        raise RunDirectoryError(f"{min(shared)} is on both sides: give two directories that share no run")
 
 
-def _differences(a: RunGroup, b: RunGroup) -> Iterator[str]:
-    """What makes the comparison less than fair."""
+def _unfair_differences(a: RunGroup, b: RunGroup) -> Iterator[str]:
+    """Describe the differences between the groups that make the comparison unfair."""
     if a.budgets != b.budgets:
-        told = [" or ".join(f"{budget:,}" for budget in group.budgets) for group in (a, b)]
-        yield f"budgets differ: {told[0]} env steps for A, {told[1]} for B"
+        budgets = [" or ".join(f"{budget:,}" for budget in group.budgets) for group in (a, b)]
+        yield f"budgets differ: {budgets[0]} env steps for A, {budgets[1]} for B"
     if a.runs[0].config.get("env_kwargs") != b.runs[0].config.get("env_kwargs"):
         yield "env_kwargs differ: the environments may not be the same"
     for name, group in (("A", a), ("B", b)):
@@ -174,28 +177,28 @@ def _side(group: RunGroup, scores: FloatArray, confidence: float) -> Side:
 
 
 def _seeds_needed(a: FloatArray, b: FloatArray, confidence: float) -> int | None:
-    """From the size of a two-sample z-test with the difference and the spreads seen, mended for few seeds."""
+    """Estimate the seeds per side from the sample size of a two-sample z-test, corrected for few seeds."""
     difference = float(interquartile_mean(b) - interquartile_mean(a))
-    fewest = fewest_seeds(confidence)
+    minimum = min_seeds(confidence)
     if min(len(a), len(b)) < 2:
-        return fewest
+        return minimum
     if difference == 0.0:
         return None
     z = NormalDist().inv_cdf(1.0 - allowed_p_value(confidence) / 2.0)
     effect = difference**2 / (_variance(a) + _variance(b) or math.ulp(0.0))
     needed = (z + NormalDist().inv_cdf(_POWER)) ** 2 / effect + z**2 / 4.0  # the last term: Guenther (1981)
-    return max(math.ceil(needed), fewest) if needed <= MOST_SEEDS else None
+    return max(math.ceil(needed), minimum) if needed <= MAX_SEEDS else None
 
 
 def _variance(values: FloatArray) -> float:
-    """The variance of the interquartile mean times the number of seeds, from the winsorized variance (Tukey 1963)."""
+    """Return the variance of the interquartile mean times the number of seeds (winsorized variance, Tukey 1963)."""
     ordered, count = np.sort(values), len(values)
     cut = count // 4
     winsorized = np.clip(ordered, ordered[cut], ordered[count - 1 - cut])
     return float(winsorized.var(ddof=1) / (1.0 - 2.0 * cut / count) ** 2)
 
 
-def _told(more_a: int, more_b: int) -> str:
+def _format_seed_counts(more_a: int, more_b: int) -> str:
     if more_a == more_b:
         return f"{more_a} more seed{'s' * (more_a > 1)} per side"
     return " and ".join(f"{more} more of {name}" for more, name in ((more_a, "A"), (more_b, "B")) if more)

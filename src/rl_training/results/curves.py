@@ -1,4 +1,4 @@
-"""Curves over env steps: brought to common steps, summed up over seeds, and measured one by one."""
+"""Curves over env steps: aligning them at common steps, statistics over seeds, and measures of single curves."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from rl_training.results.statistics import STANDARD, Bootstrap, FloatArray, Statistic, interquartile_mean, short
+from rl_training.results.statistics import STANDARD, Bootstrap, FloatArray, Statistic, format_score, interquartile_mean
 
-_POINTS_AT_ONCE = 64  # of a band: every point keeps all its resamples in memory
+_POINTS_AT_ONCE = 64  # points of a band computed together, because each point holds all its resamples in memory
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One metric of one run; the steps rise."""
+    """One metric of one run. The steps increase."""
 
     steps: FloatArray  # [point]
     values: FloatArray  # [point]
@@ -24,18 +24,18 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class AlignedCurves:
-    """Several curves at the same steps; NaN where a curve has not begun or has ended."""
+    """Several curves at the same steps, with NaN before a curve begins and after it ends."""
 
     steps: FloatArray  # [point]
     values: FloatArray  # [seed, point]
 
     def common(self) -> "AlignedCurves":
-        """The part that every curve covers, so that no seed drops out on the way; it may be empty."""
+        """Return the part that all curves cover, so that every point has all seeds; it may be empty."""
         shared = np.isfinite(self.values).all(axis=0)
         return AlignedCurves(self.steps[shared], self.values[:, shared])
 
     def thinned(self, most: int) -> "AlignedCurves":
-        """At most so many of the steps, evenly chosen, the first and the last among them."""
+        """Return the curves at `most` evenly chosen steps at most, including the first and the last."""
         if len(self.steps) <= most:
             return self
         kept = np.linspace(0, len(self.steps) - 1, most).round().astype(int)
@@ -44,7 +44,7 @@ class AlignedCurves:
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """A statistic over seeds at every step, and its interval there; unbounded with a single seed."""
+    """A statistic over seeds at every step, with its interval; the interval is infinite with a single seed."""
 
     steps: FloatArray  # [point]
     centre: FloatArray  # [point]
@@ -58,27 +58,27 @@ class SampleEfficiency:
 
     threshold: float
     steps: tuple[float | None, ...]
-    """One entry per run; none if it never got there."""
+    """One entry per run; None if it never reached the threshold."""
 
     @property
     def reached(self) -> int:
-        """How many runs got there."""
+        """Number of runs that reached the threshold."""
         return sum(step is not None for step in self.steps)
 
     @property
     def median(self) -> float | None:
-        """The steps after which half of the runs had got there; none if fewer than half did."""
+        """Steps after which half of all runs had reached the threshold; None if fewer than half did."""
         ordered = sorted(np.inf if step is None else step for step in self.steps)
         needed = ordered[(len(ordered) - 1) // 2]
         return None if needed == np.inf else needed
 
     def __str__(self) -> str:
-        reached = f"{self.reached} of {len(self.steps)} runs reached {short(self.threshold)}"
+        reached = f"{self.reached} of {len(self.steps)} runs reached {format_score(self.threshold)}"
         return reached if self.median is None else f"{reached}, half of all within {self.median:,.0f} env steps"
 
 
 def read_curve(rows: Iterable[Mapping[str, Any]], metric: str) -> Curve:
-    """A metric out of the lines of a metrics file; where a step was logged twice, the later line counts."""
+    """Return a metric from the lines of a metrics file. If a step was logged twice, the later line counts."""
     points = {row["step"]: row[metric] for row in rows if isinstance(row.get(metric), (int, float))}
     steps = sorted(points)
     values = [points[step] for step in steps]
@@ -86,9 +86,9 @@ def read_curve(rows: Iterable[Mapping[str, Any]], metric: str) -> Curve:
 
 
 def align_curves(curves: Sequence[Curve], *, stepwise: bool = False) -> AlignedCurves:
-    """The curves at every step that any of them has, interpolated inside each one's own range and nowhere else.
+    """Return the curves at every step that any of them has. Each curve is interpolated only inside its own range.
 
-    `stepwise` holds the last value until the next one; otherwise values lie on straight lines between them.
+    Interpolation is linear. With `stepwise`, each value holds until the next one.
     """
     steps = np.unique(np.concatenate([curve.steps for curve in curves])) if curves else np.empty(0)
     values = np.full((len(curves), len(steps)), np.nan)
@@ -104,7 +104,7 @@ def align_curves(curves: Sequence[Curve], *, stepwise: bool = False) -> AlignedC
 
 
 def band(curves: AlignedCurves, statistic: Statistic = interquartile_mean, bootstrap: Bootstrap = STANDARD) -> Band:
-    """The statistic over seeds at every step that all curves cover; whole curves are resampled."""
+    """Compute the statistic over seeds at every step that all curves cover. The bootstrap resamples whole curves."""
     shared = curves.common()
     draws = bootstrap.draws(len(shared.values), 1)[:, :, 0]
     low, high = np.empty_like(shared.steps), np.empty_like(shared.steps)
@@ -116,7 +116,7 @@ def band(curves: AlignedCurves, statistic: Statistic = interquartile_mean, boots
 
 
 def area_under_curve(curve: Curve) -> float:
-    """The mean height of the curve over the steps it spans, by trapezoids."""
+    """Return the mean value of the curve over its steps, by the trapezoidal rule."""
     if len(curve) == 1:
         return float(curve.values[0])
     area = np.sum(np.diff(curve.steps) * (curve.values[1:] + curve.values[:-1]) / 2.0)
@@ -124,6 +124,6 @@ def area_under_curve(curve: Curve) -> float:
 
 
 def sample_efficiency(curves: Sequence[Curve], threshold: float) -> SampleEfficiency:
-    """The first measured step at which each curve is at or above the threshold."""
+    """Return the first measured step at which each curve is at or above the threshold."""
     reached = [curve.steps[curve.values >= threshold] for curve in curves]
     return SampleEfficiency(threshold, tuple(float(steps[0]) if len(steps) else None for steps in reached))

@@ -1,4 +1,4 @@
-"""Finished runs read back from their directories, and groups of them that differ only in their seed."""
+"""Loading finished runs from their directories, alone or as groups that differ only in their seed."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rl_training.errors import ConfigError, RunDirectoryError, describe_error
-from rl_training.experiment.config import binding_differences
+from rl_training.experiment.config import training_differences
 from rl_training.experiment.files import check_regular
 from rl_training.experiment.runs import RunContext, context_of, find_runs, read_metadata, read_metrics
 from rl_training.experiment.sources import read_yaml
@@ -20,14 +20,14 @@ EVALUATION = "eval/mean_reward"
 TRAINING = "rollout/ep_rew_mean"
 
 Score = Literal["final", "best", "auc"]
-"""The last evaluation, the best one, or the mean height of the evaluation curve."""
+"""Score of a run: the last evaluation, the best one, or the mean of the evaluation curve over env steps."""
 
 _FINISHED = ("completed", "stopped")
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run as its directory tells it."""
+    """One run, read from its directory."""
 
     run_dir: Path
     algo: str
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it came to an end that was meant: its budget, or a stop that a callback asked for."""
+        """Whether the run used up its budget or was stopped by a callback."""
         return self.status in _FINISHED
 
     @property
@@ -62,12 +62,12 @@ class Run:
         return self.curve(TRAINING)
 
     def curve(self, metric: str) -> Curve:
-        """A logged metric over env steps; empty if it was never logged."""
+        """Return a logged metric over env steps; empty if it was never logged."""
         return read_curve(self.rows, metric)
 
     @property
     def final_return(self) -> float | None:
-        """Mean return of the last evaluation; none if there was none."""
+        """Mean return of the last evaluation; None if there was no evaluation, NaN if it was not finite."""
         final = self.metadata.get("metrics") or {}
         if "eval_return_mean" in final:  # null stands for a number that is not finite
             value = final["eval_return_mean"]
@@ -75,7 +75,7 @@ class Run:
         return float(self.evaluation.values[-1]) if len(self.evaluation) else None
 
     def score(self, kind: Score = "final") -> float:
-        """One number for the whole run."""
+        """Return one number for the whole run."""
         evaluation, final = self.evaluation, self.final_return
         if final is None or not len(evaluation):
             raise RunDirectoryError(f"{self.run_dir} has no evaluations: train with eval_episodes above 0")
@@ -91,7 +91,7 @@ class RunGroup:
     label: str
     runs: tuple[Run, ...]
     notes: tuple[str, ...] = ()
-    """What whoever reads a result must know: runs that were left out, settings that differ; one line each."""
+    """Remarks for the reader of a result, such as runs that were left out or settings that differ; one line each."""
 
     @property
     def algo(self) -> str:
@@ -114,11 +114,11 @@ class RunGroup:
         return tuple(sorted({run.total_timesteps for run in self.runs}))
 
     def scores(self, kind: Score = "final") -> FloatArray:
-        """One number per run, in the order of the runs."""
+        """Return one number per run, in the order of the runs."""
         return np.array([run.score(kind) for run in self.runs])
 
     def curves(self, metric: str = EVALUATION) -> list[Curve]:
-        """The metric of each run over env steps; some may be empty."""
+        """Return the metric of each run over env steps; some curves may be empty."""
         return [run.curve(metric) for run in self.runs]
 
 
@@ -134,7 +134,7 @@ def load_run(run_dir: Path | str) -> Run:
 
 def _build_run(context: RunContext, metadata: dict[str, Any]) -> Run:
     if not isinstance(metadata.get("metrics") or {}, dict):
-        raise ValueError(f"the metrics in {context.metadata_path.name} are no map")
+        raise ValueError(f"the metrics in {context.metadata_path.name} are not a JSON object")
     check_regular(context.config_path)
     rows = tuple(read_metrics(context))
     if not rows and context.metrics_path.exists() and context.metrics_path.stat().st_size:
@@ -154,22 +154,22 @@ def _build_run(context: RunContext, metadata: dict[str, Any]) -> Run:
 
 
 def load_group(*paths: Path | str, label: str | None = None, unfinished: bool = False) -> RunGroup:
-    """All runs below the paths as one group; they must share algorithm and environment.
+    """Load all runs below the paths as one group. They must share algorithm and environment.
 
-    Runs that have not finished are left out, and noted, unless `unfinished` asks for them.
+    Runs that have not finished are left out and noted, unless `unfinished` is true.
     """
     if not paths:
-        raise RunDirectoryError("no directory is given: give a run directory, or one that holds runs")
+        raise RunDirectoryError("no directory is given: give a run directory, or one that contains runs")
     runs, notes = _load_runs([Path(path) for path in paths], unfinished)
     tasks = sorted({f"{run.algo} on {run.env_id}" for run in runs})
     if len(tasks) > 1:
-        raise RunDirectoryError(f"{_listed(paths)} mixes {', '.join(tasks)}: give a directory for each")
+        raise RunDirectoryError(f"{_join_paths(paths)} mixes {', '.join(tasks)}: give a directory for each")
     label = label or ", ".join(labels_of(paths))
     return RunGroup(label, runs, (*notes, *_differing_settings(label, runs)))
 
 
 def load_groups(paths: Sequence[Path | str], *, unfinished: bool = False) -> list[RunGroup]:
-    """A group for each path, or several where a path has runs of several algorithms or environments."""
+    """Load one group per path, or several if a path has runs of several algorithms or environments."""
     groups: list[RunGroup] = []
     for path, name in zip(paths, labels_of(paths), strict=True):
         runs, notes = _load_runs([Path(path)], unfinished)
@@ -182,21 +182,21 @@ def load_groups(paths: Sequence[Path | str], *, unfinished: bool = False) -> lis
 
 
 def _load_runs(places: list[Path], unfinished: bool) -> tuple[tuple[Run, ...], list[str]]:
-    """The runs to use, by seed, and a note for each of the others."""
+    """Return the runs to use, sorted by seed, and a note for each of the others."""
     found, notes = _readable_runs(places)
     kept = [run for run in found if run.is_finished or unfinished]
     notes += [f"left out: {run.run_dir} ({run.status})" for run in found if run not in kept]
     if not kept:
         reasons = f" ({'; '.join(notes)})" if notes else ""
-        raise RunDirectoryError(f"no finished runs below {_listed(places)}{reasons}: train some first")
+        raise RunDirectoryError(f"no finished runs below {_join_paths(places)}{reasons}: train some first")
     unique: list[Run] = []
-    # The longest run of a kind first, the newest of equally long ones.
+    # Of runs with the same seed and settings, the longest is kept, or the newest of equally long ones.
     for run in sorted(kept, key=lambda run: (run.global_step, str(run.metadata.get("started_at"))), reverse=True):
-        twin = next((other for other in unique if _is_same_course(run, other)), None)
-        if twin is None:
+        kept_run = next((other for other in unique if _is_repeat(run, other)), None)
+        if kept_run is None:
             unique.append(run)
         else:
-            notes.append(f"left out: {run.run_dir} (seed {run.seed} with the settings of {twin.run_dir.name})")
+            notes.append(f"left out: {run.run_dir} (same seed {run.seed} and settings as {kept_run.run_dir.name})")
     return tuple(sorted(unique, key=lambda run: (run.seed, run.run_dir))), notes
 
 
@@ -205,7 +205,7 @@ def _readable_runs(places: list[Path]) -> tuple[list[Run], list[str]]:
     notes: list[str] = []
     for place in places:
         if not place.is_dir():
-            raise RunDirectoryError(f"{place} is not a directory: give a run directory, or one that holds runs")
+            raise RunDirectoryError(f"{place} is not a directory: give a run directory, or one that contains runs")
         for context in find_runs(place):
             try:
                 runs.setdefault(context.run_dir.resolve(), load_run(context.run_dir))
@@ -214,14 +214,14 @@ def _readable_runs(places: list[Path]) -> tuple[list[Run], list[str]]:
     return list(runs.values()), notes
 
 
-def _is_same_course(run: Run, other: Run) -> bool:
-    """Whether one run only repeats the other, which would count a seed twice."""
-    return run.seed == other.seed and not binding_differences(run.config, other.config)
+def _is_repeat(run: Run, other: Run) -> bool:
+    """Return whether one run repeats the other, so that counting both would count a seed twice."""
+    return run.seed == other.seed and not training_differences(run.config, other.config)
 
 
 def _differing_settings(label: str, runs: Sequence[Run]) -> Iterator[str]:
     first = runs[0]
-    differing = {path for run in runs for path in binding_differences(first.config, run.config)} - {"seed"}
+    differing = {path for run in runs for path in training_differences(first.config, run.config)} - {"seed"}
     if any(run.total_timesteps != first.total_timesteps for run in runs):
         differing.add("total_timesteps")
     if differing:
@@ -229,10 +229,10 @@ def _differing_settings(label: str, runs: Sequence[Run]) -> Iterator[str]:
 
 
 def labels_of(paths: Sequence[Path | str]) -> list[str]:
-    """The directories' names, or their paths where a name is not the only one of its kind."""
+    """Return the names of the directories; the whole path if a name occurs more than once."""
     names = [Path(path).resolve().name for path in paths]
     return [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
 
 
-def _listed(paths: Sequence[Path | str]) -> str:
+def _join_paths(paths: Sequence[Path | str]) -> str:
     return ", ".join(map(str, paths))

@@ -1,9 +1,10 @@
-"""A permutation test of two sets of scores, and the interval of their difference that says the same as the test.
+"""A permutation test of two sets of scores, and a confidence interval of their difference that agrees with the test.
 
-If two sets come from one distribution, whatever it is, every way to part their pooled scores is as likely as the one
-seen: the share of partings that lie as far apart is a p-value that holds for any number of seeds, with ties too. All
-partings are tried where they are few, else 10,000 drawn ones. The distance is that of the interquartile means, plus a
-thousandth of that of the means, which tells partings apart that differ only in what the interquartile mean cuts off.
+If both sets come from the same distribution, every way to split the pooled scores is equally likely. So the share of
+splits whose two parts are at least as far apart as the observed sets is a p-value, for any number of seeds and with
+ties. If there are few splits, all of them are tried, otherwise 10,000 random ones. The distance is the difference of
+the interquartile means plus a thousandth of the difference of the means. The second term separates splits that differ
+only in the scores that the interquartile mean cuts off.
 """
 
 import math
@@ -15,33 +16,34 @@ import numpy as np
 
 from rl_training.results.statistics import FloatArray, IntArray, Interval, interquartile_mean, mean
 
-_MOST_ENUMERATED = 20_000
-_DRAWN = 10_000
+_MAX_ENUMERATED = 20_000
+_NUM_RANDOM = 10_000
 _SEED = 0
-_HALVINGS = 16  # the ends of an interval are right to about five digits
+_BISECTIONS = 16  # gives about five correct digits of an interval's ends
 _TIE_BREAK = 1e-3
-_ROUNDING = 1e-12  # distances that differ by less than this share of the scores are equal
-_SHARE_SPENT = 0.6
+_ROUNDING = 1e-12  # distances that differ by less than this fraction of the largest score count as equal
+_ALPHA_SHARE = 0.6
 
-MOST_CONFIDENCE = 0.999
-"""Beyond this, 10,000 drawn partings say too little."""
+MAX_CONFIDENCE = 0.999
+"""The highest confidence for which 10,000 random splits are enough."""
 
 
 def allowed_p_value(confidence: float) -> float:
-    """The largest p-value that decides: less than `1 - confidence`, so that a few hundred trials show no more either.
+    """Return the largest p-value that gives a verdict.
 
-    A test that gives 5 % false alarms in the long run gives more in four of ten checks with 200 trials.
+    It is smaller than `1 - confidence`, so that false alarms stay below that even in simulations of a few hundred
+    trials. A test with 5 % false alarms in the long run shows more than 5 % in four of ten simulations of 200 trials.
     """
-    return _SHARE_SPENT * (1.0 - confidence)
+    return _ALPHA_SHARE * (1.0 - confidence)
 
 
 def permutation_p_value(a: FloatArray, b: FloatArray) -> float:
-    """How often a parting of the pooled scores lies as far apart as `a` and `b`; their order does not matter."""
+    """Return the share of splits of the pooled scores that are at least as far apart as `a` and `b` (two-sided)."""
     smaller, larger = sorted((a, b), key=len)
     pooled = np.sort(np.concatenate([smaller, larger]))
-    orders, is_complete = _partings(len(smaller), len(pooled))
-    parted = pooled[orders]
-    distances = np.abs(_location(parted[:, : len(smaller)]) - _location(parted[:, len(smaller) :]))
+    orders, is_complete = _splits(len(smaller), len(pooled))
+    permuted = pooled[orders]
+    distances = np.abs(_location(permuted[:, : len(smaller)]) - _location(permuted[:, len(smaller) :]))
     observed = np.abs(_location(smaller) - _location(larger))
     as_far = int(np.sum(distances >= observed - _ROUNDING * np.abs(pooled).max()))
     return as_far / len(orders) if is_complete else (as_far + 1) / (len(orders) + 1)
@@ -52,10 +54,10 @@ def _location(values: FloatArray) -> FloatArray:
 
 
 @lru_cache(maxsize=4)
-def _partings(smaller: int, total: int) -> tuple[IntArray, bool]:
-    """Orders of the pooled scores, the smaller set first, [parting, score]; and whether these are all there are."""
-    if math.comb(total, smaller) > _MOST_ENUMERATED:
-        orders = np.tile(np.arange(total), (_DRAWN, 1))
+def _splits(smaller: int, total: int) -> tuple[IntArray, bool]:
+    """Return orders of the pooled scores with the smaller set first, [split, score], and whether they are complete."""
+    if math.comb(total, smaller) > _MAX_ENUMERATED:
+        orders = np.tile(np.arange(total), (_NUM_RANDOM, 1))
         return np.random.default_rng(_SEED).permuted(orders, axis=1), False
     chosen = np.array(list(combinations(range(total), smaller)))
     others = np.ones((len(chosen), total), dtype=bool)
@@ -64,12 +66,12 @@ def _partings(smaller: int, total: int) -> tuple[IntArray, bool]:
 
 
 def can_decide(num_a: int, num_b: int, confidence: float) -> bool:
-    """Whether any scores of so many seeds, however far apart, would decide."""
+    """Return whether this many seeds can give a verdict at all, however far apart their scores are."""
     return permutation_p_value(np.zeros(num_a), np.ones(num_b)) <= allowed_p_value(confidence)
 
 
-def fewest_seeds(confidence: float) -> int:
-    """The least number of seeds per side that can decide."""
+def min_seeds(confidence: float) -> int:
+    """Return the smallest number of seeds per side that can give a verdict."""
     number = 1
     while not can_decide(number, number, confidence):
         number += 1
@@ -77,9 +79,9 @@ def fewest_seeds(confidence: float) -> int:
 
 
 def difference_interval(a: FloatArray, b: FloatArray, confidence: float) -> Interval:
-    """The differences b - a of interquartile means that the test does not reject; unbounded with too few seeds.
+    """Return the differences b - a of interquartile means that the test does not reject; infinite with too few seeds.
 
-    It contains the difference seen, and 0 if, and only if, the test does not decide.
+    The interval contains the observed difference. It contains 0 if and only if the test gives no verdict.
     """
     if not can_decide(len(a), len(b), confidence):
         return Interval(-math.inf, math.inf, confidence)
@@ -87,17 +89,17 @@ def difference_interval(a: FloatArray, b: FloatArray, confidence: float) -> Inte
     def is_rejected(shift: float) -> bool:
         return permutation_p_value(a, b - shift) <= allowed_p_value(confidence)
 
-    seen = float(interquartile_mean(b) - interquartile_mean(a))
+    observed = float(interquartile_mean(b) - interquartile_mean(a))
     step = float(np.ptp(np.concatenate([a, b]))) or 1.0
-    return Interval(_end(is_rejected, seen, -step), _end(is_rejected, seen, step), confidence)
+    return Interval(_interval_end(is_rejected, observed, -step), _interval_end(is_rejected, observed, step), confidence)
 
 
-def _end(is_rejected: Callable[[float], bool], seen: float, step: float) -> float:
-    """The farthest shift from the one seen, in the direction of `step`, that is not rejected."""
-    inside, outside = seen, seen + step
-    if seen * step < 0.0:  # 0 lies on this side: whether it is inside must agree with the test
+def _interval_end(is_rejected: Callable[[float], bool], observed: float, step: float) -> float:
+    """Return the farthest shift from the observed one, in the direction of `step`, that is not rejected."""
+    inside, outside = observed, observed + step
+    if observed * step < 0.0:  # 0 is on this side, and whether the interval contains it must agree with the test
         if is_rejected(0.0):
-            return _boundary(is_rejected, seen, 0.0)
+            return _boundary(is_rejected, observed, 0.0)
         inside, outside = 0.0, step
     while not is_rejected(outside):
         inside, outside, step = outside, outside + 2.0 * step, 2.0 * step
@@ -105,8 +107,8 @@ def _end(is_rejected: Callable[[float], bool], seen: float, step: float) -> floa
 
 
 def _boundary(is_rejected: Callable[[float], bool], inside: float, outside: float) -> float:
-    """The last shift inside, by halving."""
-    for _ in range(_HALVINGS):
+    """Find the last shift that is not rejected, by bisection."""
+    for _ in range(_BISECTIONS):
         middle = (inside + outside) / 2.0
         inside, outside = (inside, middle) if is_rejected(middle) else (middle, outside)
     return inside

@@ -1,6 +1,6 @@
-"""Receipts: what a preset came to over its seeds, with everything that somebody needs to get it again.
+"""Receipts: the measured results of a preset over seeds, with everything needed to reproduce them.
 
-One small JSON file per preset. The shipped ones lie beside the presets; `rl-training benchmark` writes and checks them.
+Each receipt is a small JSON file. The package ships one per preset; `rl-training benchmark` writes and checks them.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from rl_training.errors import ConfigError, RunDirectoryError
 from rl_training.experiment.files import read_json, write_text
 from rl_training.experiment.sources import PRESETS_DIR
 from rl_training.experiment.validation import StrictModel, nearest_name
-from rl_training.results.statistics import Interval, estimate, short
+from rl_training.results.statistics import Interval, estimate, format_score
 
 RECEIPTS_DIR = Path(__file__).parents[1] / "receipts"
 _REFERENCE_FILE = RECEIPTS_DIR / "rl_zoo.yaml"
@@ -23,7 +23,7 @@ _SEARCHES_FILE = RECEIPTS_DIR / "searches.yaml"
 
 
 class SeedScore(StrictModel):
-    """The final agent of one seed."""
+    """The evaluation of the final agent of one seed."""
 
     seed: int
     return_mean: float
@@ -33,40 +33,40 @@ class SeedScore(StrictModel):
 
 
 class Receipt(StrictModel):
-    """A preset's result."""
+    """The measured result of a preset."""
 
     preset: str
-    """Such as `ppo/cartpole`."""
+    """Name of the preset, such as `ppo/cartpole`."""
     preset_sha256: str
-    """Of the preset's file."""
+    """SHA-256 of the preset's file."""
     env_id: str
     eval_episodes: int
-    """Of every seed's final agent, with the likeliest actions."""
+    """Evaluation episodes of each seed's final agent, played with the most likely actions."""
     scores: tuple[SeedScore, ...]
     iqm: float
-    """Of the seeds' mean returns."""
+    """Interquartile mean of the seeds' mean returns."""
     interval: tuple[float, float] | None
-    """Of the interquartile mean, 95 %; none for a single seed."""
+    """95 % interval of the interquartile mean; None for a single seed."""
     compile: Literal["on", "off"] | None = None
-    """Whether updates were to be compiled, which decides their last bits, and with them where a seed ends.
+    """Whether updates were compiled. This changes their last bits, and so the result of each seed.
 
-    None in receipts from before this was recorded.
+    None in old receipts, which do not record it.
     """
     versions: dict[str, str]
     git_commit: str | None
     hardware: dict[str, str | int]
     jobs: int
-    """Seeds that were trained at once, which the wall times depend on."""
+    """Number of seeds that were trained at the same time; wall times depend on it."""
     created_at: str
 
     @property
     def returns(self) -> list[float]:
-        """The mean return of every seed."""
+        """Mean return of every seed."""
         return [score.return_mean for score in self.scores]
 
 
 class Reference(NamedTuple):
-    """What RL Zoo reports for the same environment: one run, its mean and deviation over episodes."""
+    """The result of a single run that RL Zoo reports for the same environment: mean and deviation over episodes."""
 
     mean: float
     deviation: float
@@ -74,42 +74,42 @@ class Reference(NamedTuple):
 
 
 def summarize(scores: Sequence[SeedScore]) -> tuple[float, tuple[float, float] | None]:
-    """The interquartile mean over seeds, and its interval where there are several."""
+    """Return the interquartile mean over seeds and its interval; the interval is None for a single seed."""
     found = estimate([score.return_mean for score in scores])
-    return round(found.value, 2), _ends(found.interval)
+    return round(found.value, 2), _rounded_ends(found.interval)
 
 
-def _ends(interval: Interval) -> tuple[float, float] | None:
+def _rounded_ends(interval: Interval) -> tuple[float, float] | None:
     return (round(interval.low, 2), round(interval.high, 2)) if interval.is_bounded else None
 
 
 def preset_path(name: str) -> Path:
-    """The file of a preset that is named `ppo/cartpole`."""
+    """Return the file of a preset by its name, such as `ppo/cartpole`."""
     path = PRESETS_DIR / f"{name}.yaml"
     if not path.is_file() or path.parent.parent != PRESETS_DIR:
         nearest = nearest_name(name, preset_names())
-        remedy = f"did you mean '{nearest}'?" if nearest else f"there are {', '.join(preset_names())}"
+        remedy = f"did you mean '{nearest}'?" if nearest else f"choose from {', '.join(preset_names())}"
         raise ConfigError(f"no preset '{name}': {remedy}")
     return path
 
 
 def preset_names() -> list[str]:
-    """All shipped presets, in the order of their names."""
+    """Return the names of all shipped presets in alphabetical order."""
     return sorted(f"{path.parent.name}/{path.stem}" for path in PRESETS_DIR.glob("*/*.yaml"))
 
 
 def preset_digest(name: str) -> str:
-    """SHA-256 of a preset's file."""
+    """Return the SHA-256 of a preset's file."""
     return hashlib.sha256(preset_path(name).read_bytes()).hexdigest()
 
 
 def receipt_path(directory: Path, preset: str) -> Path:
-    """Where a preset's receipt lies."""
+    """Return the path of a preset's receipt."""
     return directory / f"{preset}.json"
 
 
 def read_receipt(path: Path) -> Receipt:
-    """What a receipt says."""
+    """Read a receipt."""
     try:
         return Receipt(**read_json(path))
     except (OSError, ValueError, TypeError, ConfigError) as error:
@@ -117,12 +117,12 @@ def read_receipt(path: Path) -> Receipt:
 
 
 def read_receipts(directory: Path) -> list[Receipt]:
-    """All receipts below a directory, in the order of their presets."""
+    """Read all receipts below a directory, in the order of their presets."""
     return [read_receipt(path) for path in sorted(directory.glob("*/*.json"))]
 
 
 def write_receipt(directory: Path, receipt: Receipt) -> Path:
-    """Write a receipt in place of an older one of the same preset."""
+    """Write a receipt. Replace an older one of the same preset."""
     path = receipt_path(directory, receipt.preset)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(receipt.model_dump(mode="json"), indent=1) + "\n")
@@ -130,19 +130,19 @@ def write_receipt(directory: Path, receipt: Receipt) -> Path:
 
 
 def read_references() -> dict[str, Reference]:
-    """RL Zoo's figures by preset, where it has one."""
+    """Read RL Zoo's results by preset; not every preset has one."""
     values: dict[str, Any] = yaml.safe_load(_REFERENCE_FILE.read_text(encoding="utf-8"))
     return {name: Reference(*figures) for name, figures in values.items()}
 
 
 def read_searches() -> dict[str, str]:
-    """How the settings of presets were found, where seeds had a say in it."""
+    """Read how the settings of presets were found, for those that were chosen by their results on some seeds."""
     searches: dict[str, str] = yaml.safe_load(_SEARCHES_FILE.read_text(encoding="utf-8"))
     return searches
 
 
-class Verification(NamedTuple):
-    """A preset trained again, beside its receipt."""
+class ReceiptCheck(NamedTuple):
+    """The stored receipt of a preset and the one from training it again."""
 
     stored: Receipt
     repeated: Receipt
@@ -162,24 +162,24 @@ class Verification(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The outcome in plain words."""
+        """The outcome in a sentence."""
         place = "inside" if self.is_inside else "outside"
-        said = f"{short(self.repeated.iqm)} lies {place} the stored interval, {told_interval(self.stored)}"
+        position = f"{format_score(self.repeated.iqm)} is {place} the stored interval, {format_interval(self.stored)}"
         if self.is_inside:
-            return f"holds: {said}"
+            return f"holds: {position}"
         if self.holds:
-            return f"holds: {said}, but its own interval, {told_interval(self.repeated)}, overlaps it"
-        return f"does not hold: {said}, and its own interval, {told_interval(self.repeated)}, does not overlap it"
+            return f"holds: {position}, but its own interval, {format_interval(self.repeated)}, overlaps it"
+        return f"does not hold: {position}, and its own interval, {format_interval(self.repeated)}, does not overlap it"
 
 
-def told_interval(receipt: Receipt) -> str:
-    """The interval of a receipt in words."""
+def format_interval(receipt: Receipt) -> str:
+    """Return the interval of a receipt as text."""
     if receipt.interval is None:
-        return f"{short(receipt.iqm)} of one seed"
-    return f"{short(receipt.interval[0])} to {short(receipt.interval[1])}"
+        return f"{format_score(receipt.iqm)} (one seed)"
+    return f"{format_score(receipt.interval[0])} to {format_score(receipt.interval[1])}"
 
 
-def is_at_least(receipt: Receipt, reference: Reference) -> bool:
-    """Whether the preset's interval reaches RL Zoo's figure, or the deviation of that over episodes reaches it."""
+def reaches_reference(receipt: Receipt, reference: Reference) -> bool:
+    """Return whether the preset's interval reaches RL Zoo's mean minus its deviation over episodes."""
     high = receipt.interval[1] if receipt.interval else receipt.iqm
     return high >= reference.mean - reference.deviation

@@ -1,10 +1,10 @@
-"""Statistics over seeds, in NumPy alone. Scores are [seed, task], or [seed] where there is one task.
+"""Statistics over seeds in NumPy. Scores are [seed, task], or [seed] if there is one task.
 
 Intervals of a statistic are bootstrap percentiles. Seeds are resampled within each task, so that every task keeps its
-weight (Agarwal et al. 2021). Plain percentiles are too narrow for few seeds, so they are moved out as far as Student's
-t is wider than the normal distribution (Hesterberg 2015): in simulations with normal and log-normal scores of 5 to 20
-seeds, 95 % intervals of the interquartile mean then cover 92 to 98 % instead of 88 to 95 %. With fewer than five
-seeds, or scores in two clusters, an interval covers less than it says: no more can be made of so few values.
+weight (Agarwal et al. 2021). Plain percentiles are too narrow for few seeds, so the intervals are widened by the ratio
+of Student's t to the normal distribution (Hesterberg 2015). In simulations with normal and log-normal scores of 5 to 20
+seeds, 95 % intervals of the interquartile mean then cover 92 to 98 % instead of 88 to 95 %. With fewer than five seeds,
+or with scores in two clusters, an interval covers less than its confidence.
 """
 
 import math
@@ -21,30 +21,30 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Scores = FloatArray | Sequence[float] | Sequence[Sequence[float]]
 Statistic = Callable[[FloatArray], FloatArray]
-"""Takes values [..., run], gives one number for each row: [...]."""
+"""Function from values [..., run] to one number for each row, [...]."""
 
-_HALVINGS = 50  # of the range in which an end is looked for: as exact as a float
-_ANGLES = 20_001  # points of the integral behind Student's t: quantiles are right to six digits
+_BISECTIONS = 50  # bisection steps, enough for the precision of a float
+_ANGLES = 20_001  # points of the integral for Student's t, which give quantiles with six correct digits
 
 
 def mean(values: FloatArray) -> FloatArray:
-    """The arithmetic mean along the last axis."""
+    """Return the arithmetic mean along the last axis."""
     return np.asarray(values.mean(axis=-1))
 
 
 def median(values: FloatArray) -> FloatArray:
-    """The median along the last axis."""
+    """Return the median along the last axis."""
     return np.asarray(np.median(values, axis=-1))
 
 
 def interquartile_mean(values: FloatArray) -> FloatArray:
-    """The mean along the last axis without the lowest and the highest quarter, each rounded down to whole runs."""
+    """Return the mean along the last axis without the lowest and highest quarter, each rounded down to whole runs."""
     cut = values.shape[-1] // 4
     return mean(np.sort(values, axis=-1)[..., cut : values.shape[-1] - cut])
 
 
-def short(value: float) -> str:
-    """A score with the digits that a reader needs: 1,235 or 12.35 or 0.0124."""
+def format_score(value: float) -> str:
+    """Format a score with the digits that a reader needs, such as 1,235 or 12.35 or 0.0124."""
     size = abs(value)
     if size >= 1.0 or size == 0.0:
         return f"{value:,.{0 if size >= 1_000.0 else 1 if size >= 100.0 else 2}f}"
@@ -53,7 +53,7 @@ def short(value: float) -> str:
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a quantity lies with the given confidence; unbounded where the data cannot say."""
+    """A confidence interval. Its ends are infinite if the data are too few to give one."""
 
     low: float
     high: float
@@ -68,12 +68,12 @@ class Interval:
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        return f"{short(self.low)} to {short(self.high)}" if self.is_bounded else "unknown"
+        return f"{format_score(self.low)} to {format_score(self.high)}" if self.is_bounded else "unknown"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval."""
+    """A number with its confidence interval."""
 
     value: float
     interval: Interval
@@ -81,7 +81,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """How intervals are made; the same settings give the same interval."""
+    """The settings of the bootstrap. The same settings and scores give the same interval."""
 
     confidence: float = 0.95
     resamples: int = 5_000
@@ -89,15 +89,15 @@ class Bootstrap:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.confidence < 1.0:
-            raise ConfigError(f"confidence={self.confidence}: give a share between 0 and 1, such as 0.95")
+            raise ConfigError(f"confidence={self.confidence}: give a number between 0 and 1, such as 0.95")
 
     def draws(self, num_seeds: int, num_tasks: int) -> IntArray:
-        """Which seed stands where in every resample: [resample, seed, task]."""
+        """Draw the seeds of every resample: [resample, seed, task]."""
         shape = (self.resamples, num_seeds, num_tasks)
         return np.random.default_rng(self.seed).integers(0, num_seeds, size=shape)
 
     def bounds(self, samples: FloatArray, shape: tuple[int, int]) -> tuple[FloatArray, FloatArray]:
-        """The interval's ends from samples [..., resample] of scores that have `shape` (seeds, tasks)."""
+        """Return the interval's ends from samples [..., resample] of scores with `shape` (seeds, tasks)."""
         if shape[0] < 2:
             return np.full(samples.shape[:-1], -np.inf), np.full(samples.shape[:-1], np.inf)
         tail = self.tail(*shape)
@@ -105,12 +105,12 @@ class Bootstrap:
         return low, high
 
     def interval(self, samples: FloatArray, shape: tuple[int, int]) -> Interval:
-        """The same for samples of a single number, [resample]."""
+        """Return the interval from samples [resample] of a single number."""
         low, high = self.bounds(samples, shape)
         return Interval(float(low), float(high), self.confidence)
 
     def tail(self, num_seeds: int, num_tasks: int) -> float:
-        """The share of resamples beyond each end: less than `(1 - confidence) / 2` where seeds are few."""
+        """Return the share of resamples beyond each end, which is less than `(1 - confidence) / 2` for few seeds."""
         spread = math.sqrt(num_seeds / (num_seeds - 1))
         return NormalDist().cdf(-spread * _student_quantile(self.confidence, num_tasks * (num_seeds - 1)))
 
@@ -119,7 +119,10 @@ STANDARD = Bootstrap()
 
 
 def _student_quantile(confidence: float, degrees: int) -> float:
-    """The t within which Student's distribution has `confidence` of its mass; t = sqrt(degrees) tan(angle)."""
+    """Return the t for which Student's distribution has the share `confidence` of its mass in [-t, t].
+
+    The integral runs over angles, with t = sqrt(degrees) * tan(angle).
+    """
     angles = np.linspace(0.0, np.pi / 2.0, _ANGLES)
     density = np.cos(angles) ** (degrees - 1)
     mass = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
@@ -127,7 +130,7 @@ def _student_quantile(confidence: float, degrees: int) -> float:
 
 
 def as_matrix(scores: Scores) -> FloatArray:
-    """Scores as [seed, task]."""
+    """Return the scores as an array [seed, task]."""
     values = np.asarray(scores, dtype=np.float64)
     matrix = values[:, None] if values.ndim == 1 else values
     if matrix.ndim != 2 or matrix.size == 0 or not np.isfinite(matrix).all():
@@ -136,7 +139,7 @@ def as_matrix(scores: Scores) -> FloatArray:
 
 
 def estimate(scores: Scores, statistic: Statistic = interquartile_mean, bootstrap: Bootstrap = STANDARD) -> Estimate:
-    """The statistic over all runs of all tasks, with its stratified bootstrap interval."""
+    """Compute the statistic over all runs of all tasks, with its stratified bootstrap interval."""
     matrix = as_matrix(scores)
     draws = bootstrap.draws(*matrix.shape)
     resampled = np.take_along_axis(matrix[None], draws, axis=1)
@@ -145,9 +148,10 @@ def estimate(scores: Scores, statistic: Statistic = interquartile_mean, bootstra
 
 
 def probability_of_improvement(a: Scores, b: Scores, confidence: float = STANDARD.confidence) -> Estimate:
-    """How likely a run of `b` beats a run of `a` on the same task, ties counted half (Mann and Whitney), over tasks.
+    """Estimate the probability that a run of `b` beats a run of `a` on the same task, as a mean over tasks.
 
-    The interval is Newcombe's (2006, method 5): no resample would leave 0 or 1 where one side wins every pair.
+    Ties count half (Mann and Whitney). The interval is Newcombe's (2006, method 5), because a bootstrap interval has no
+    width if one side wins every pair.
     """
     first, second = as_matrix(a), as_matrix(b)
     if first.shape[1] != second.shape[1]:
@@ -156,12 +160,12 @@ def probability_of_improvement(a: Scores, b: Scores, confidence: float = STANDAR
     shares = ((np.sign(difference) + 1.0) / 2.0).mean(axis=(1, 2))
     z = _normal_quantile(confidence)
     ends = np.array([_newcombe_ends(share, len(first), len(second), z) for share in shares])
-    low, high = _over_tasks(shares, ends[:, 0], ends[:, 1])
+    low, high = _combine_tasks(shares, ends[:, 0], ends[:, 1])
     return Estimate(float(shares.mean()), Interval(float(low), float(high), confidence))
 
 
 def _newcombe_ends(share: float, num_a: int, num_b: int, z: float) -> tuple[float, float]:
-    """The smallest and the largest probability from which the share of pairs won is at most z deviations away."""
+    """Return the smallest and largest probability whose distance to the share of pairs won is at most z deviations."""
 
     def is_near(truth: float) -> bool:
         larger = 1.0 + ((num_a + num_b) / 2.0 - 1.0) * ((1.0 - truth) / (2.0 - truth) + truth / (1.0 + truth))
@@ -169,7 +173,7 @@ def _newcombe_ends(share: float, num_a: int, num_b: int, z: float) -> tuple[floa
 
     def edge(outside: float) -> float:
         inside = share
-        for _ in range(_HALVINGS):
+        for _ in range(_BISECTIONS):
             middle = (inside + outside) / 2.0
             inside, outside = (middle, outside) if is_near(middle) else (inside, middle)
         return inside
@@ -190,13 +194,13 @@ class PerformanceProfile:
 def performance_profile(
     scores: Scores, thresholds: Sequence[float] | FloatArray, confidence: float = STANDARD.confidence
 ) -> PerformanceProfile:
-    """At every threshold the share of runs strictly above it, with Wilson's interval for a share."""
+    """Return the share of runs strictly above each threshold, with Wilson's interval for a share."""
     matrix, levels = as_matrix(scores), np.asarray(thresholds, dtype=np.float64)
     shares = (matrix[None] > levels[:, None, None]).mean(axis=1)  # [threshold, task]
     count, z = len(matrix), _normal_quantile(confidence)
     centre = (shares + z**2 / (2 * count)) / (1.0 + z**2 / count)
     reach = z / (1.0 + z**2 / count) * np.sqrt(shares * (1.0 - shares) / count + z**2 / (4 * count**2))
-    low, high = _over_tasks(shares, np.minimum(centre - reach, shares), np.maximum(centre + reach, shares))
+    low, high = _combine_tasks(shares, np.minimum(centre - reach, shares), np.maximum(centre + reach, shares))
     return PerformanceProfile(levels, shares.mean(axis=-1), low, high)
 
 
@@ -204,8 +208,8 @@ def _normal_quantile(confidence: float) -> float:
     return NormalDist().inv_cdf((1.0 + confidence) / 2.0)
 
 
-def _over_tasks(values: FloatArray, low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The interval of the mean over the last axis, from one interval per task: their reaches add up squared."""
+def _combine_tasks(values: FloatArray, low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Combine one interval per task into the interval of the mean over tasks, by adding the squared half-widths."""
     centre, count = values.mean(axis=-1), values.shape[-1]
     below = np.sqrt(np.sum((values - low) ** 2, axis=-1)) / count
     above = np.sqrt(np.sum((high - values) ** 2, axis=-1)) / count

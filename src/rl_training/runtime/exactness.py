@@ -11,7 +11,7 @@ from rl_training.envs.guard import RESET_PATIENCE
 from rl_training.envs.replay_check import replay_difference
 from rl_training.envs.samples import ReplaySample
 from rl_training.experiment.checkpointing import CheckpointState
-from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
+from rl_training.experiment.config import TrainConfig, describe_training_differences, plain_config
 from rl_training.runtime.run_utils import hardware, versions
 
 EAGER_NOW = "updates were compiled before, and cannot be compiled here"
@@ -28,7 +28,7 @@ def find_differences(config: TrainConfig, saved: CheckpointState, scheduled: Seq
         *_compile_changes(config, saved.metadata),
         *_draw_changes(saved),
         *_budget_changes(config, saved, scheduled),
-        *binding_changes(plain_config(TrainConfig(**saved.config)), plain_config(config)),
+        *describe_training_differences(plain_config(TrainConfig(**saved.config)), plain_config(config)),
     ]
 
 

@@ -25,7 +25,7 @@ from rl_training import __version__
 from rl_training.cores import cpu_name
 from rl_training.envs.factory import env_packages
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunDirectoryError, without_credentials
-from rl_training.experiment.checkpointing import CheckpointState, drop_newer, save_run_checkpoint
+from rl_training.experiment.checkpointing import CheckpointState, remove_newer_checkpoints, save_run_checkpoint
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.files import sync_directory
 from rl_training.experiment.locking import RunLock
@@ -164,7 +164,7 @@ def reopen_training_run(lock: RunLock, config: TrainConfig, note: ResumeNote) ->
     with _refusing_unwritable(context):
         write_config(context, config)
         truncate_logs(context, note.step)
-        drop_newer(context.checkpoints_dir, note.step)
+        remove_newer_checkpoints(context.checkpoints_dir, note.step)
         outcome = {"ended_at": None, "stop_reason": None, "error": None, "metrics": None}
         update_metadata(context, status="running", total_timesteps=config.total_timesteps, **outcome)
         note_resume(context, note)

@@ -21,15 +21,15 @@ from rl_training.experiment.checkpointing import (
     step_checkpoints,
     step_of,
 )
-from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
+from rl_training.experiment.config import TrainConfig, describe_training_differences, plain_config
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import (
     METADATA_FILE,
     RunContext,
     context_of,
-    mend_metadata,
     read_digests,
     read_metadata,
+    repair_metadata,
 )
 from rl_training.experiment.sources import Layer, read_yaml, resolve_config
 from rl_training.runtime.agents import Agent, build_agent
@@ -95,7 +95,7 @@ class Continuation:
                 return found.result
             config, state = found
             context = context_of(self.run_dir)
-            mend_metadata(context, _known_of(context, config, state))
+            repair_metadata(context, _known_of(context, config, state))
             _warn_of_edits(context, state)
             train = get_algorithm_spec(config.algo).train_fn
             return train(config, checkpoint_state=state, callbacks=callbacks, lock=lock)
@@ -176,7 +176,7 @@ def continued_config(state: CheckpointState, changes: Sequence[Layer], *, force:
 def _changed_config(state: CheckpointState, changes: Sequence[Layer], *, force: bool) -> TrainConfig:
     config = resolve_config([Layer("checkpoint", state.config), *changes]).config
     get_algorithm_spec(config.algo).resolve_params_fn(config)
-    binding = binding_changes(plain_config(checkpoint_config(state)), plain_config(config))
+    binding = describe_training_differences(plain_config(checkpoint_config(state)), plain_config(config))
     if binding and not force:
         raise ConfigError(f"{'; '.join(binding)}: that would be another run; force it if this is what you want")
     return config
@@ -247,7 +247,7 @@ def _status(context: RunContext) -> object:
 def _warn_of_edits(context: RunContext, state: CheckpointState) -> None:
     """Say so when somebody has changed `config.yaml`, because the checkpoint's own config is used."""
     try:
-        edits = binding_changes(state.config, {**state.config, **read_yaml(context.config_path).values})
+        edits = describe_training_differences(state.config, {**state.config, **read_yaml(context.config_path).values})
     except ConfigError:
         return  # gone or unreadable: it is written anew
     if edits:

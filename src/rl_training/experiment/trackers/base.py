@@ -1,4 +1,4 @@
-"""What a tracker is: one more place that gets the metrics of a run, beside `metrics.jsonl`, which is the truth."""
+"""The protocol of trackers, which receive the metrics of a run in addition to `metrics.jsonl`."""
 
 import math
 from collections.abc import Mapping
@@ -13,32 +13,32 @@ Metrics = Mapping[str, int | float]
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run as its trackers know it."""
+    """The run that a tracker is opened for."""
 
     context: RunContext
     config: TrainConfig
     resumed_at: int | None = None
-    """The env step from which it goes on in its own directory, if it does."""
+    """Env step from which the run continues in its own directory; None for a new run."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended, and its final numbers."""
+    """How a run ended, and its final metrics."""
 
     status: str
     metrics: Metrics = field(default_factory=dict)
 
 
 class Tracker(Protocol):
-    """Gets everything that is logged, in order of env steps."""
+    """A receiver of everything that a run logs, in the order of env steps."""
 
     def log(self, metrics: Metrics, step: int, at: float) -> None:
-        """Take what was measured at an env step, at a Unix time."""
+        """Log the metrics of an env step, measured at Unix time `at`."""
 
     def close(self, outcome: Outcome) -> None:
-        """Write what is left, and how the run ended."""
+        """Write everything that is still pending, and the outcome of the run."""
 
 
 def finite(metrics: Metrics) -> dict[str, int | float | None]:
-    """The metrics for formats that have no word for infinity: what is no finite number is none."""
+    """Replace NaN and infinity by None, for formats that cannot express them."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}

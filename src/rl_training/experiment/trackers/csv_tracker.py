@@ -1,4 +1,4 @@
-"""`metrics.csv`: the lines of `metrics.jsonl` as one table, for spreadsheets and data frames."""
+"""The `csv` tracker, which writes the lines of `metrics.jsonl` as a table, for spreadsheets and data frames."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ CSV_FILE = "metrics.csv"
 
 
 class CsvTracker:
-    """Appends rows; a metric that comes later makes a new column, for which the table is written anew."""
+    """A tracker that appends rows to `metrics.csv`. A new metric adds a column, and the table is rewritten."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -22,7 +22,7 @@ class CsvTracker:
         self._file: TextIO | None = None
 
     def rewrite(self) -> None:
-        """Write the table from `metrics.jsonl`, where every line that was logged stands already."""
+        """Write the table from `metrics.jsonl`, which already contains every logged line."""
         self._close_file()
         rows = read_metrics(self._context)
         self._columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -55,7 +55,7 @@ class CsvTracker:
 
 
 def open_csv(run: TrackedRun) -> CsvTracker:
-    """A table with what the run has measured so far."""
+    """Open the tracker, with a table of everything that the run has logged so far."""
     tracker = CsvTracker(run.context)
     tracker.rewrite()
     return tracker

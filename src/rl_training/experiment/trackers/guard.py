@@ -1,4 +1,4 @@
-"""Nothing that a tracker does may hurt its run: errors are told once, and waiting is done in another thread."""
+"""Protection of a run from its trackers: an error gives one warning, and slow trackers run in a thread."""
 
 import queue
 import threading
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from rl_training.errors import describe_error
 from rl_training.experiment.trackers.base import Metrics, Outcome, Tracker
 
-_MAX_WAITING = 10_000  # logs; who is that far behind will not catch up
+_MAX_WAITING = 10_000  # log entries; a tracker that is further behind will not catch up
 
 
 class GuardedTracker:
-    """A tracker that is left out after its first error, of which one warning tells."""
+    """A tracker that gives a warning and is left out after its first error."""
 
     def __init__(self, name: str, open_tracker: Callable[[], Tracker]) -> None:
         self._name = name
@@ -21,7 +21,7 @@ class GuardedTracker:
         self._tracker: Tracker | None = None
 
     def open(self) -> "GuardedTracker":
-        """Open the tracker itself."""
+        """Open the underlying tracker."""
         try:
             self._tracker = self._open()
         except Exception as error:
@@ -29,7 +29,7 @@ class GuardedTracker:
         return self
 
     def log(self, metrics: Metrics, step: int, at: float) -> None:
-        """Hand on, if the tracker still works."""
+        """Pass the metrics on, if the tracker still works."""
         try:
             if self._tracker is not None:
                 self._tracker.log(metrics, step, at)
@@ -48,7 +48,7 @@ class GuardedTracker:
     def _leave_out(self, error: Exception) -> None:
         self._tracker = None
         warnings.warn(
-            f"tracker {self._name} failed and is left out ({describe_error(error)}); metrics.jsonl has everything",
+            f"tracker {self._name} failed and is left out ({describe_error(error)}); metrics.jsonl is not affected",
             stacklevel=3,
         )
 
@@ -60,7 +60,7 @@ class _Logged(NamedTuple):
 
 
 class BackgroundTracker:
-    """Runs a tracker in a thread of its own, so that training never waits for a network, not even to begin."""
+    """A tracker that works in its own thread, so that training never waits for the network, not even to start."""
 
     def __init__(self, open_tracker: Callable[[], Tracker], closing_seconds: float) -> None:
         self._open = open_tracker
@@ -70,16 +70,16 @@ class BackgroundTracker:
         self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
 
     def start(self) -> "BackgroundTracker":
-        """Begin to open the tracker."""
+        """Start the thread, which opens the tracker."""
         self._thread.start()
         return self
 
     def log(self, metrics: Metrics, step: int, at: float) -> None:
-        """Leave it for the thread; raises what went wrong there before."""
+        """Queue the metrics for the thread. Raise the error with which the thread has ended, if any."""
         self._put(_Logged(dict(metrics), step, at))
 
     def close(self, outcome: Outcome) -> None:
-        """Wait for the thread to end, but not for ever."""
+        """Wait for the thread to finish, for a limited time."""
         self._put(outcome)
         self._thread.join(self._closing_seconds)
         if self._thread.is_alive():
@@ -91,7 +91,7 @@ class BackgroundTracker:
         try:
             self._waiting.put_nowait(item)
         except queue.Full:
-            raise TimeoutError(f"it is {_MAX_WAITING} logs behind") from None
+            raise TimeoutError(f"it is {_MAX_WAITING} log entries behind") from None
 
     def _raise_error(self) -> None:
         if self._error is not None:

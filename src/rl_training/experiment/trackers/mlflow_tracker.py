@@ -1,4 +1,4 @@
-"""MLflow: a tracking server, or a folder of files beside the run directories."""
+"""The `mlflow` tracker, which writes to a tracking server or to a folder beside the run directories."""
 
 import fcntl
 import os
@@ -10,70 +10,70 @@ from typing import Any
 from rl_training.errors import without_credentials
 from rl_training.experiment.config import plain_config
 from rl_training.experiment.trackers.base import Metrics, Outcome, TrackedRun
-from rl_training.experiment.trackers.ledger import Ledger, open_ledger
+from rl_training.experiment.trackers.upload_record import UploadRecord, load_upload_record
 
 _DEFAULT_EXPERIMENT = "rl-training"
-_MAX_PARAMS = 100  # that one request may carry
+_MAX_PARAMS = 100  # per request
 _STATUSES = {"completed": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED"}
 
 
 class MlflowTracker:
-    """An MLflow run whose steps are env steps."""
+    """A tracker that writes to an MLflow run. Its steps are env steps."""
 
-    def __init__(self, client: Any, ledger: Ledger) -> None:
+    def __init__(self, client: Any, record: UploadRecord) -> None:
         self._client = client
-        self._ledger = ledger
+        self._record = record
 
     def log(self, metrics: Metrics, step: int, at: float) -> None:
-        """Add one value per metric."""
+        """Send one value per metric."""
         from mlflow.entities import Metric
 
-        news = self._ledger.news(metrics, step)
-        values = [Metric(name, float(value), round(1000 * at), step) for name, value in news.items()]
-        self._client.log_batch(self._ledger.run_id, metrics=values)
-        self._ledger.enter(news, step)
+        unsent = self._record.unsent(metrics, step)
+        values = [Metric(name, float(value), round(1000 * at), step) for name, value in unsent.items()]
+        self._client.log_batch(self._record.run_id, metrics=values)
+        self._record.mark_sent(unsent, step)
 
     def close(self, outcome: Outcome) -> None:
-        """Add the final numbers, and end the run."""
-        self._ledger.save()
+        """Send the final metrics and end the run."""
+        self._record.save()
         step = int(outcome.metrics.get("global_step", 0))
         for name, value in outcome.metrics.items():
-            self._client.log_metric(self._ledger.run_id, name, float(value), step=step)
-        self._client.set_tag(self._ledger.run_id, "status", outcome.status)
-        self._client.set_terminated(self._ledger.run_id, _STATUSES.get(outcome.status, "FAILED"))
+            self._client.log_metric(self._record.run_id, name, float(value), step=step)
+        self._client.set_tag(self._record.run_id, "status", outcome.status)
+        self._client.set_terminated(self._record.run_id, _STATUSES.get(outcome.status, "FAILED"))
 
 
 def open_mlflow(run: TrackedRun) -> MlflowTracker:
-    """A new MLflow run, or the one that this run directory had before."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a run talks to its own tracking server only
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # the one store that needs neither server nor database
+    """Start a new MLflow run, or continue the one that this run directory had before."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # connect to the user's tracking server only
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # the only store without a server or a database
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
     beside = run.context.run_dir.resolve().parent / "mlruns"
     uri = run.config.tracker_options.mlflow_tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or beside.as_uri()
     client = MlflowClient(tracking_uri=uri)
-    home = without_credentials(uri).partition("?")[0]  # the file that it goes to is not private
-    ledger = open_ledger(run.context, "mlflow", home=home)
-    if ledger.run_id is not None:
+    home = without_credentials(uri).partition("?")[0]  # it is saved in the run directory, which others may read
+    record = load_upload_record(run.context, "mlflow", home=home)
+    if record.run_id is not None:
         try:
-            client.update_run(ledger.run_id, status="RUNNING")
-            return MlflowTracker(client, ledger)
-        except MlflowException:  # removed there: begin anew
-            ledger = Ledger(ledger.path, home)
-    with _alone(beside.parent):
+            client.update_run(record.run_id, status="RUNNING")
+            return MlflowTracker(client, record)
+        except MlflowException:  # the run was removed there: create a new one
+            record = UploadRecord(record.path, home)
+    with _exclusive(beside.parent):
         experiment_id = _experiment_id(client, run)
-    ledger.run_id = _create_run(client, experiment_id, run)
-    ledger.save()
-    return MlflowTracker(client, ledger)
+    record.run_id = _create_run(client, experiment_id, run)
+    record.save()
+    return MlflowTracker(client, record)
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Runs that start together must not all create the experiment, which a folder of files would let them do."""
+def _exclusive(directory: Path) -> Iterator[None]:
+    """Lock the directory, so that runs that start together do not each create the experiment in a folder."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system without locks
+        with suppress(OSError):  # the file system does not support locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

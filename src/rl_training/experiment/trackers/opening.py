@@ -1,4 +1,4 @@
-"""From the names in a config to open trackers."""
+"""Checking and opening the trackers that a config names."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,28 +15,30 @@ from rl_training.experiment.trackers.wandb_tracker import open_wandb
 from rl_training.experiment.validation import config_error
 
 _LOCAL: dict[TrackerName, Callable[[TrackedRun], Tracker]] = {"tensorboard": open_tensorboard, "csv": open_csv}
-# Each is a package, and the extra that brings it.
+# Each name is also the name of a package and of the extra that installs it.
 _REMOTE: dict[TrackerName, Callable[[TrackedRun], Tracker]] = {"wandb": open_wandb, "mlflow": open_mlflow}
 
-_CLOSING_SECONDS = 30.0  # that a run which has ended waits for them at most
+_CLOSING_SECONDS = 30.0  # maximum time that a finished run waits for a remote tracker
 
 
 def check_trackers(config: TrainConfig) -> None:
-    """Refuse, before anything is built, a tracker whose package is not installed."""
+    """Refuse a config with a tracker whose package is not installed."""
     missing = [name for name in config.trackers if name in _REMOTE and not _installed(name)]
     if missing:
         remedy = f"pip install 'rl-training[{','.join(missing)}]'"
-        problem = Problem(("trackers",), f"trackers={list(config.trackers)}: {', '.join(missing)} missing; {remedy}")
+        names = ", ".join(missing)
+        problem = Problem(("trackers",), f"trackers={list(config.trackers)}: {names} not installed; {remedy}")
         raise config_error([problem])
 
 
 def _installed(package: str) -> bool:
     spec = find_spec(package)
-    return spec is not None and spec.origin is not None  # a mere folder of that name, as wandb makes one, has none
+    # A plain folder of that name, such as the one that wandb creates, is found too but has no origin.
+    return spec is not None and spec.origin is not None
 
 
 def open_trackers(run: TrackedRun) -> list[Tracker]:
-    """The trackers that the run's config names; none of them can stop the run."""
+    """Open the trackers that the run's config names. None of them can stop the run."""
     return [_guarded(name, run).open() for name in run.config.trackers]
 
 

@@ -1,6 +1,6 @@
-"""Hints about runs that did not go well: each check looks at logged metrics, and says what it saw and what to try.
+"""Hints about runs that did not go well. Each check looks at logged metrics and says what it found and what to try.
 
-The thresholds were chosen on runs of most presets: those that learnt well get no hint.
+The thresholds were chosen so that runs of the presets that learn well get no hint.
 """
 
 import math
@@ -11,159 +11,163 @@ import numpy as np
 
 from rl_training.results.curves import Curve
 from rl_training.results.loading import Run
-from rl_training.results.statistics import FloatArray, short
+from rl_training.results.statistics import FloatArray, format_score
 
-FEWEST_POINTS = 8
-"""A metric that was logged less often says too little."""
+MIN_POINTS = 8
+"""Number of logged values that a metric needs before a check looks at it."""
 EARLY_SHARE = 0.25
-"""Of a run's budget: what happens within it happens early."""
+"""Share of the budget that counts as early in a run."""
 ENTROPY_SHARE = 0.05
-"""Of the entropy at the beginning: below it, a policy that PPO trains hardly explores."""
+"""Share of the initial entropy below which a PPO policy hardly explores."""
 SOFT_ENTROPY_SHARE = -6.0
-"""The same for SAC, whose entropy goes to minus 1.5 of its beginning by design."""
-STANDSTILL_SHARE = 0.05
-"""Of the largest return: a curve that stays within it has not moved."""
+"""The same for SAC, whose entropy falls to -1.5 times its initial value by design."""
+FLAT_SHARE = 0.05
+"""Largest range of a curve that counts as not moving, as a share of its largest absolute return."""
 HIGH_KL = 0.05
-"""In nats per update: several times what PPO is usually held to."""
+"""KL divergence in nats per update; PPO is usually kept several times below."""
 HIGH_CLIP_FRACTION = 0.4
-"""Of the samples of an update."""
+"""Share of the samples of an update that are clipped."""
 LOW_EXPLAINED_VARIANCE = 0.2
-"""A value function that explains less than this share of the variance of returns is of little use."""
+"""Share of the variance of returns below which a value function is of little use."""
 Q_EXCESS = 3.0
-"""Times the largest value that the rewards seen allow."""
+"""How many times the largest value that the observed rewards allow Q values may reach."""
 DROP_OF_RANGE = 0.25
-"""Of the range of all evaluations that the last one lies below the best."""
+"""How far the last evaluation may be below the best one, as a share of the range of all evaluations."""
 DROP_OF_LEVEL = 0.1
-"""Of the largest evaluation that the last one lies below the best."""
+"""How far the last evaluation may be below the best one, as a share of the largest absolute evaluation."""
 
 DROP_OF_ERRORS = 4.0
-"""Times the standard error of an evaluation: the best of many that are equally good lies two or three above them."""
+"""How far the last evaluation may be below the best one, in standard errors of an evaluation.
+
+The best of many equally good evaluations is two or three standard errors above their mean by chance.
+"""
 
 
 @dataclass(frozen=True)
 class Hint:
-    """Something conspicuous in one run."""
+    """A possible problem of one run, and what to try."""
 
     title: str
-    seen: str
-    matters: str
+    observation: str
+    consequence: str
     advice: str
 
 
 def find_hints(run: Run) -> list[Hint]:
-    """What every check has to say of the run; nothing of a healthy one."""
+    """Run all checks and return their hints; a healthy run has none."""
     return [hint for check in CHECKS if (hint := check(run)) is not None]
 
 
 def loss_not_finite(run: Run) -> Hint | None:
-    """A gradient step was refused, or a training metric was no finite number."""
+    """Check whether a gradient step was rejected or a training metric was not finite."""
     refused = str(run.metadata.get("error") or "")
     names = {name for row in run.rows for name, value in row.items() if name.startswith("train/") and value is None}
     if not names and not refused.startswith("NonFiniteUpdateError"):
         return None
     return Hint(
         "Loss not finite",
-        f"no finite number: {', '.join(sorted(names))}" if names else refused,
+        f"not finite: {', '.join(sorted(names))}" if names else refused,
         "Weights that are not finite cannot recover.",
-        f"Look at the batch with `rl-training replay {run.run_dir}`; lower learning_rate or max_grad_norm, and see "
+        f"Look at the batch with `rl-training replay {run.run_dir}`. Lower learning_rate or max_grad_norm, and check "
         "with `rl-training check-env` whether rewards and observations are bounded.",
     )
 
 
 def return_never_moved(run: Run) -> Hint | None:
-    """Training and evaluation returns stayed where they began."""
+    """Check whether training and evaluation returns stayed where they began."""
     curves = [curve for curve in (run.training, run.evaluation) if len(curve)]
-    if not any(len(curve) >= FEWEST_POINTS for curve in curves) or not all(_stands_still(curve) for curve in curves):
+    if not any(len(curve) >= MIN_POINTS for curve in curves) or not all(_is_flat(curve) for curve in curves):
         return None
     level = curves[0].values
     return Hint(
         "Return never moved",
-        f"the return stayed between {short(float(level.min()))} and {short(float(level.max()))}",
-        "The agent has found nothing to learn from: often the reward is too rare to be met by chance.",
-        "Explore more (ent_coef for PPO, a longer exploration_fraction for DQN), shape the reward, or give a larger "
-        "budget. If this return is the best there is, all is well.",
+        f"the return stayed between {format_score(float(level.min()))} and {format_score(float(level.max()))}",
+        "The agent has found nothing to learn from. Often the reward is too rare to be found by chance.",
+        "Explore more (ent_coef for PPO, a longer exploration_fraction for DQN), shape the reward, or raise the "
+        "budget. If this return is the best possible, ignore this hint.",
     )
 
 
 def entropy_collapsed(run: Run) -> Hint | None:
-    """The policy became almost deterministic early, and the return did not rise any more."""
+    """Check whether the policy became almost deterministic early, and the return did not rise after that."""
     entropy, least = _entropy(run)
-    if len(entropy) < FEWEST_POINTS:
+    if len(entropy) < MIN_POINTS:
         return None
     low = entropy.steps[entropy.values < least * abs(entropy.values[0])]
     if not len(low) or low[0] > EARLY_SHARE * run.total_timesteps or _rises_after(run, low[0]):
         return None
+    first = float(entropy.values[0])
     return Hint(
         "Entropy collapsed early",
-        f"entropy fell from {short(float(entropy.values[0]))} to below {short(least * abs(entropy.values[0]))} by env "
-        f"step {low[0]:,.0f}, and the return did not rise after that",
-        "A policy that is almost deterministic meets nothing new, so it stays with the first habit it found.",
-        "Raise ent_coef (PPO) or target_entropy (SAC), lower learning_rate, or take fewer update_epochs.",
+        f"entropy fell from {format_score(first)} to below {format_score(least * abs(first))} by env step "
+        f"{low[0]:,.0f}, and the return did not rise after that",
+        "An almost deterministic policy no longer explores, so it keeps the first behaviour that worked.",
+        "Raise ent_coef (PPO) or target_entropy (SAC), or lower learning_rate or update_epochs.",
     )
 
 
 def kl_too_high(run: Run) -> Hint | None:
-    """Updates move the policy further than PPO's objective is good for."""
+    """Check whether updates move the policy further than PPO's objective is valid for."""
     values = run.curve("train/approx_kl").values
-    if len(values) < FEWEST_POINTS or np.median(values) <= HIGH_KL:
+    if len(values) < MIN_POINTS or np.median(values) <= HIGH_KL:
         return None
     return Hint(
         "KL too high",
         f"the policy moves by a median KL of {np.median(values):.3f} per update (more than {HIGH_KL:g})",
-        "Far from the policy that collected the data, PPO's estimate of what gets better is no longer right.",
+        "PPO's objective is only valid close to the policy that collected the data.",
         "Set target_kl (such as 0.02), lower learning_rate or update_epochs, or raise minibatch_size.",
     )
 
 
 def clip_fraction_high(run: Run) -> Hint | None:
-    """Most of the data of an update is clipped away."""
+    """Check whether a large share of the samples of an update is clipped."""
     values = run.curve("train/clip_fraction").values
-    if len(values) < FEWEST_POINTS or np.median(values) <= HIGH_CLIP_FRACTION:
+    if len(values) < MIN_POINTS or np.median(values) <= HIGH_CLIP_FRACTION:
         return None
     return Hint(
         "Clip fraction high",
         f"in half of all updates {100 * float(np.median(values)):.0f} % or more of the samples were clipped "
         f"(more than {100 * HIGH_CLIP_FRACTION:g} %)",
-        "Clipped samples have no gradient: later epochs learn from the rest alone.",
+        "Clipped samples have no gradient, so later epochs learn only from the rest.",
         "Lower learning_rate or update_epochs; check that clip_coef is not far below 0.2.",
     )
 
 
 def value_unexplained(run: Run) -> Hint | None:
-    """The value function never explained the returns."""
+    """Check whether the value function never explained the returns."""
     values = _while_learning(run, run.curve("train/explained_variance"))
-    if len(values) < FEWEST_POINTS or np.quantile(values, 0.75) >= LOW_EXPLAINED_VARIANCE:
+    if len(values) < MIN_POINTS or np.quantile(values, 0.75) >= LOW_EXPLAINED_VARIANCE:
         return None
     return Hint(
         "Value unexplained",
         f"explained variance of the returns is at most {np.quantile(values, 0.75):.2f} in three of four updates",
-        "Advantages that come from a value function which knows nothing are mostly noise.",
+        "If the value function predicts nothing, the advantages are mostly noise.",
         "Normalise observations or rewards (normalize_obs, normalize_rewards), raise vf_coef or learning_rate, or "
-        "give the network more units; check that the observation shows what decides the return.",
+        "give the network more units. Check that the observation contains what decides the return.",
     )
 
 
 def q_beyond_rewards(run: Run) -> Hint | None:
-    """Q values are far beyond what the rewards seen allow."""
+    """Check whether Q values are far beyond what the observed rewards allow."""
     q_values = run.curve("train/q_mean").values
     params = run.config.get("algo_kwargs") or {}
     most = _largest_value(run, float(params.get("gamma", 0.99)))
-    if len(q_values) < FEWEST_POINTS or most is None or params.get("normalize_rewards"):
+    if len(q_values) < MIN_POINTS or most is None or params.get("normalize_rewards"):
         return None
-    size = float(np.median(np.abs(q_values[-FEWEST_POINTS:])))
+    size = float(np.median(np.abs(q_values[-MIN_POINTS:])))
     if size <= Q_EXCESS * most:
         return None
     return Hint(
         "Q growing without return",
-        f"Q values are about {short(size)} at the end, while the rewards seen allow at most {short(most)}",
-        "Values that feed on themselves say nothing about which action is better.",
-        "Lower learning_rate or gamma, sync the target network more slowly (target_update_interval, tau), use "
+        f"Q values are about {format_score(size)} at the end; the observed rewards allow at most {format_score(most)}",
+        "Overestimated values that grow through bootstrapping do not show which action is better.",
+        "Lower learning_rate or gamma, update the target network more slowly (target_update_interval, tau), use "
         "double or a larger batch_size, or normalize_rewards.",
     )
 
 
 def ends_below_best(run: Run) -> Hint | None:
-    """The last evaluation is far below the best one."""
+    """Check whether the last evaluation is far below the best one."""
     values = run.evaluation.values
     if len(values) < 3 or run.status == "running":
         return None
@@ -173,10 +177,10 @@ def ends_below_best(run: Run) -> Hint | None:
         return None
     return Hint(
         "Ends far below its best",
-        f"the last evaluation is {short(last)}, the best was {short(best)} at env step {where:,.0f}",
-        "What was learnt was lost again, so the final checkpoint is not the one to use.",
-        "Use checkpoints/best.pt; let learning_rate fall (schedule: linear), lower it, or evaluate more episodes if "
-        "single evaluations are noisy.",
+        f"the last evaluation is {format_score(last)}, the best was {format_score(best)} at env step {where:,.0f}",
+        "The agent has become worse again, so its final checkpoint is not the best one.",
+        "Use checkpoints/best.pt. Lower learning_rate or let it fall (schedule: linear). If single evaluations are "
+        "noisy, evaluate more episodes.",
     )
 
 
@@ -193,24 +197,24 @@ CHECKS: Sequence[Callable[[Run], Hint | None]] = (
 
 
 def _entropy(run: Run) -> tuple[Curve, float]:
-    """The entropy over env steps, and below which share of its beginning it counts as collapsed."""
+    """Return the entropy over env steps, and the share of its initial value below which it counts as collapsed."""
     loss = run.curve("train/entropy_loss")
     if len(loss):
         return Curve(loss.steps, -loss.values), ENTROPY_SHARE
     return run.curve("train/entropy"), SOFT_ENTROPY_SHARE
 
 
-def _stands_still(curve: Curve) -> bool:
-    return float(np.ptp(curve.values)) <= STANDSTILL_SHARE * float(np.abs(curve.values).max())
+def _is_flat(curve: Curve) -> bool:
+    return float(np.ptp(curve.values)) <= FLAT_SHARE * float(np.abs(curve.values).max())
 
 
 def _rises_after(run: Run, step: float) -> bool:
-    """Whether the return gained noticeably after the step; if it was not logged, nothing can be held against it."""
+    """Return whether the return rose noticeably after the step; true if too little was logged to tell."""
     curve = run.training if len(run.training) else run.evaluation
     before, after = curve.values[curve.steps <= step], curve.values[curve.steps > step]
     if not len(before) or not len(after):
         return True
-    return _tail_mean(after) - float(before[-1]) > STANDSTILL_SHARE * float(np.abs(curve.values).max())
+    return _tail_mean(after) - float(before[-1]) > FLAT_SHARE * float(np.abs(curve.values).max())
 
 
 def _tail_mean(values: FloatArray) -> float:
@@ -218,28 +222,31 @@ def _tail_mean(values: FloatArray) -> float:
 
 
 def _while_learning(run: Run, metric: Curve) -> FloatArray:
-    """The metric where the return is below its best; beyond that all returns are alike, and none is left to explain."""
+    """Return the values of the metric while the return is below its best.
+
+    At the best return, all episodes are alike, and there is no variance left to explain.
+    """
     training = run.training
     if not len(training):
         return metric.values
     missing = training.values.max() - np.interp(metric.steps, training.steps, training.values)
-    learning: FloatArray = metric.values[missing > STANDSTILL_SHARE * float(np.abs(training.values).max())]
+    learning: FloatArray = metric.values[missing > FLAT_SHARE * float(np.abs(training.values).max())]
     return learning
 
 
 def _evaluation_error(run: Run) -> float:
-    """The typical standard error of the mean return of an evaluation; 0 if spreads were not logged."""
+    """Return the typical standard error of the mean return of an evaluation; 0 if the deviation was not logged."""
     spreads = run.curve("eval/std_reward").values
     episodes = max(int(run.config.get("eval_episodes", 1)), 1)
     return float(np.median(spreads)) / math.sqrt(episodes) if len(spreads) else 0.0
 
 
 def _largest_value(run: Run, gamma: float) -> float | None:
-    """The largest value that returns, and rewards per step that go on for ever, can add up to; none if not logged."""
+    """Return the largest value that the observed returns and rewards per step allow; None if they were not logged."""
     returns, lengths = np.abs(run.training.values), run.curve("rollout/ep_len_mean").values
     if not len(returns):
         return None
     horizon = 1.0 / max(1.0 - gamma, 1e-6)
     rate = float((returns / lengths).max()) if len(lengths) == len(returns) else 0.0
-    # A bonus for entropy is about 1 per step: rewards that are smaller allow that much.
+    # SAC's entropy bonus is about 1 per step, so values may reach the horizon even with smaller rewards.
     return max(float(returns.max()), horizon * max(rate, 1.0))

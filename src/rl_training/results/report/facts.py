@@ -16,12 +16,12 @@ from rl_training.experiment.runs import CONFIG_FILE
 from rl_training.results.loading import Run, RunGroup
 
 _PARTS = ("collect", "update", "evaluate")
-_NOT_SETTINGS = ("seed", "output_dir")  # they tell runs apart, and stand in the table of runs
+_NOT_SETTINGS = ("seed", "output_dir")  # they differ between runs by design, and the table of runs shows them
 
 
 @dataclass(frozen=True)
 class TimeShare:
-    """What a part of the work took, all runs of a group together."""
+    """The time that one part of the work took, summed over all runs of a group."""
 
     name: str
     seconds: float
@@ -30,7 +30,7 @@ class TimeShare:
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting that not all runs share; `values` has the different ones of each group."""
+    """A setting that is not the same in all runs. `values` holds the distinct values of each group."""
 
     name: str
     values: tuple[tuple[str, ...], ...]
@@ -38,28 +38,28 @@ class Difference:
 
 @dataclass(frozen=True)
 class Fact:
-    """Something about versions or machine, and whose it is where not all runs agree."""
+    """A fact about versions or machine, such as the version of torch."""
 
     name: str
     values: tuple[tuple[str, str], ...]
-    """Each value with the runs it holds for; those are empty where it holds for all."""
+    """Each value with a description of its runs, which is empty if all runs have the same value."""
 
 
 def wall_seconds(run: Run) -> float | None:
-    """The time that the run took, or at least what its parts took, since a killed run does not tell more."""
-    told = float(run.metadata.get("wall_seconds") or 0.0)
-    return max(told, sum(_part_seconds(run).values())) or None
+    """Return the wall time of the run. A killed run has not recorded it, so the sum of its parts is used."""
+    recorded = float(run.metadata.get("wall_seconds") or 0.0)
+    return max(recorded, sum(_part_seconds(run).values())) or None
 
 
 def steps_per_second(run: Run) -> float | None:
-    """Env steps per second of wall time, evaluations included; a fork counts its own steps."""
+    """Return env steps per second of wall time, evaluations included. A fork counts only its own steps."""
     seconds = wall_seconds(run)
     taken = run.global_step - int((run.metadata.get("parent") or {}).get("step", 0))
     return taken / seconds if seconds else None
 
 
 def time_shares(runs: Iterable[Run]) -> list[TimeShare]:
-    """How the wall time of all runs divides; empty where it was not logged."""
+    """Return how the wall time of all runs divides into parts; empty if it was not logged."""
     totals = dict.fromkeys((*_PARTS, "other"), 0.0)
     for run in runs:
         parts = _part_seconds(run)
@@ -73,13 +73,13 @@ def time_shares(runs: Iterable[Run]) -> list[TimeShare]:
 
 
 def _part_seconds(run: Run) -> dict[str, float]:
-    """The newest line has the sums of all parts."""
+    """Return the time of each part, from the newest line, which holds the sums so far."""
     newest: dict[str, Any] = next((row for row in reversed(run.rows) if f"time/{_PARTS[0]}_seconds" in row), {})
     return {name: float(newest.get(f"time/{name}_seconds") or 0.0) for name in _PARTS if newest}
 
 
 def differing_settings(groups: Sequence[RunGroup]) -> list[Difference]:
-    """Every setting that is not the same in all runs, by its dotted name."""
+    """Return every setting that is not the same in all runs, by its dotted name."""
     runs = [run for group in groups for run in group.runs]
     names = {name for run in runs for name in config_differences(runs[0].config, run.config)}
     return [
@@ -89,7 +89,7 @@ def differing_settings(groups: Sequence[RunGroup]) -> list[Difference]:
 
 
 def _setting(config: Any, dotted: str) -> str:
-    """A value as JSON; a dash where the config has none."""
+    """Return a value as JSON, or a dash if the config does not have it."""
     for name in dotted.split("."):
         if not isinstance(config, dict) or name not in config:
             return "-"
@@ -102,18 +102,18 @@ def _distinct(values: Iterable[str]) -> tuple[str, ...]:
 
 
 def config_text(run: Run) -> str:
-    """The whole config as YAML."""
+    """Return the whole config as YAML."""
     return yaml.dump(run.config, Dumper=ConfigDumper, sort_keys=False)
 
 
 def machine_facts(runs: Sequence[Run]) -> list[Fact]:
-    """Versions, commit and machine, as the runs noted them."""
-    described = [_described(run) for run in runs]
+    """Return versions, commit and machine, as the runs recorded them."""
+    described = [_run_facts(run) for run in runs]
     names = _distinct(name for facts in described for name in facts)
-    return [Fact(name, _by_value(name, runs, described)) for name in names]
+    return [Fact(name, _runs_by_value(name, runs, described)) for name in names]
 
 
-def _described(run: Run) -> dict[str, str]:
+def _run_facts(run: Run) -> dict[str, str]:
     versions, host = run.metadata.get("versions") or {}, run.metadata.get("host") or {}
     facts = {
         **{name.replace("_", "-"): value for name, value in versions.items()},
@@ -126,21 +126,21 @@ def _described(run: Run) -> dict[str, str]:
     return {name: str(value) for name, value in facts.items() if value is not None}
 
 
-def _by_value(name: str, runs: Sequence[Run], described: Sequence[dict[str, str]]) -> tuple[tuple[str, str], ...]:
+def _runs_by_value(name: str, runs: Sequence[Run], described: Sequence[dict[str, str]]) -> tuple[tuple[str, str], ...]:
     holders: dict[str, list[str]] = {}
     for run, facts in zip(runs, described, strict=True):
         holders.setdefault(facts.get(name, "unknown"), []).append(run.run_dir.name)
     if len(holders) == 1:
         return ((next(iter(holders)), ""),)
-    return tuple((value, _counted(places)) for value, places in holders.items())
+    return tuple((value, _describe_runs(places)) for value, places in holders.items())
 
 
-def _counted(names: Sequence[str]) -> str:
+def _describe_runs(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} runs, {names[0]} first"
 
 
 def rerun_commands(group: RunGroup) -> list[str]:
-    """Commands that train the group again from the configs in its run directories: one for those that are alike."""
+    """Return the commands that train the group again, one for all runs that differ only in their seed."""
     alike: list[list[Run]] = []
     for run in group.runs:
         for runs in alike:
@@ -150,20 +150,20 @@ def rerun_commands(group: RunGroup) -> list[str]:
                 break
         else:
             alike.append([run])
-    return [_train_again(runs) for runs in alike]
+    return [_rerun_command(runs) for runs in alike]
 
 
-def _train_again(runs: Sequence[Run]) -> str:
+def _rerun_command(runs: Sequence[Run]) -> str:
     seeds, run_dir = [run.seed for run in runs], runs[0].run_dir
     chosen = ["--seed", str(seeds[0])] if len(seeds) == 1 else ["--seeds", format_seeds(seeds)]
-    # The config of a run of a group says that runs go into that group.
+    # The `output_dir` in the config of such a run is the group directory; a new group belongs beside it.
     is_in_group = (run_dir.parent / GROUP_FILE).exists()
     place = ["--output-dir", str(run_dir.parent.parent)] if is_in_group else []
     return shlex.join(["rl-training", "train", "--config", str(run_dir / CONFIG_FILE), *chosen, *place])
 
 
 def original_command(run: Run) -> str:
-    """The command that started the run, as one would type it."""
+    """Return the command that started the run, as a user would type it."""
     arguments = [str(argument) for argument in run.metadata.get("command") or ()]
     if not arguments:
         return "unknown"

@@ -1,4 +1,4 @@
-"""Frames as an animated PNG, which any browser plays. One palette for all frames keeps the file small."""
+"""Encoding frames as an animated PNG, which any browser plays. All frames share a palette to keep the file small."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -15,32 +15,35 @@ if TYPE_CHECKING:
 
 Pixels = NDArray[np.uint8]  # [height, width, 3]
 
-MOST_BYTES = 700_000
-"""Of a film; a page holds it as text, which is a third longer."""
+MAX_BYTES = 700_000
+"""Largest size of a film. In the page it is base64 text, which is a third longer."""
 
-_WIDTHS = (320, 240, 160, 120)  # tried in turn until a film is small enough
+_WIDTHS = (320, 240, 160, 120)  # pixels; tried in this order until the film is small enough
 
 
 def check_film() -> None:
-    """Refuse, before an agent is played, a film that could not be written."""
+    """Raise an error if the package that writes films is not installed."""
     if find_spec("PIL") is None:
         raise ConfigError("a film needs an extra: pip install 'rl-training[video]'")
 
 
-def encode_film(frames: Sequence[Pixels], fps: float, most_bytes: int = MOST_BYTES) -> tuple[bytes, bytes]:
-    """The film and its first frame as PNG files; made smaller, then with fewer frames, until the film fits."""
+def encode_film(frames: Sequence[Pixels], fps: float, max_bytes: int = MAX_BYTES) -> tuple[bytes, bytes]:
+    """Return the film and its first frame as PNG files.
+
+    Until the film fits into `max_bytes`, its frames are made smaller, then every second one is dropped.
+    """
     for width in _WIDTHS:
-        images = _with_palette(frames, width)
+        images = _shrink(frames, width)
         film = _encode(images, fps)
-        if len(film) <= most_bytes:
+        if len(film) <= max_bytes:
             return film, _encode(images[:1], fps)
     if len(frames) == 1:
         return film, film
-    return encode_film(frames[::2], fps / 2.0, most_bytes)
+    return encode_film(frames[::2], fps / 2.0, max_bytes)
 
 
 def image_size(png: bytes) -> tuple[int, int]:
-    """Width and height of a PNG file."""
+    """Return width and height of a PNG file in pixels."""
     from PIL import Image
 
     with Image.open(BytesIO(png)) as image:
@@ -48,11 +51,11 @@ def image_size(png: bytes) -> tuple[int, int]:
     return size
 
 
-def _with_palette(frames: Sequence[Pixels], most_width: int) -> list["Image.Image"]:
-    """The frames in at most 256 colours, at a whole fraction of their size and at most `most_width` wide."""
+def _shrink(frames: Sequence[Pixels], max_width: int) -> list["Image.Image"]:
+    """Reduce the frames to 256 colours, and their size by a whole factor to a width of at most `max_width`."""
     from PIL import Image
 
-    factor = -(-frames[0].shape[1] // most_width)
+    factor = -(-frames[0].shape[1] // max_width)
     shrunk = [np.asarray(Image.fromarray(frame).reduce(factor)) for frame in frames]
     height, width, _ = shrunk[0].shape
     column = Image.fromarray(np.concatenate(shrunk)).quantize()

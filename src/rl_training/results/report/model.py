@@ -1,4 +1,4 @@
-"""What a report says, as plain values: made from groups of runs, and written by `page.py`."""
+"""The content of a report as plain values. It is built from groups of runs; `page.py` renders it."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from rl_training.results.report.facts import (
 from rl_training.results.report.svg import Chart, Series
 from rl_training.results.statistics import Bootstrap, Estimate, estimate
 
-_MOST_POINTS = 200  # of a band; more would not show
+_MAX_POINTS = 200  # per band; more would not be visible
 _BAND = Bootstrap(resamples=2_000)
 _CHARTS = (
     (EVALUATION, "Evaluation return", "mean over the episodes of an evaluation"),
@@ -43,7 +43,7 @@ class Animation:
     png: bytes
     """An animated PNG."""
     still: bytes
-    """A PNG of its first moment, for who wants no motion."""
+    """A PNG of the first frame, for readers who prefer no motion."""
     size: tuple[int, int]
     """Width and height in pixels."""
     caption: str
@@ -51,12 +51,12 @@ class Animation:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A line of the table of runs."""
+    """A row of the table of runs."""
 
     seed: int
     status: str
     reason: str
-    """Why it ended, unless its budget was used up."""
+    """Why the run ended, unless it used up its budget."""
     steps: int
     budget: int
     final: float | None
@@ -69,7 +69,7 @@ class RunRow:
 
 @dataclass(frozen=True)
 class HintRow:
-    """A hint, and the seeds it is about; what was seen is that of the first."""
+    """A hint and the seeds that it applies to. Its numbers are those of the first seed."""
 
     hint: Hint
     seeds: tuple[int, ...]
@@ -77,7 +77,7 @@ class HintRow:
 
 @dataclass(frozen=True)
 class GroupPart:
-    """All that is said of one group."""
+    """The part of a report about one group."""
 
     number: int
     label: str
@@ -85,9 +85,9 @@ class GroupPart:
     env_id: str
     rows: tuple[RunRow, ...]
     num_counted: int
-    """Runs behind curves and scores: those that have finished, if any has."""
+    """Number of runs in curves and scores: the finished ones, or all if none has finished."""
     score: Estimate | None
-    """The interquartile mean of the final evaluations of the counted runs."""
+    """Interquartile mean of the final evaluations of the counted runs."""
     hints: tuple[HintRow, ...]
     times: tuple[TimeShare, ...]
     config: str
@@ -102,7 +102,7 @@ class GroupPart:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the second of two groups is better, in a sentence, and what to know of it."""
+    """A sentence that says whether the second of two groups is better, with notes about the comparison."""
 
     sentence: str
     notes: tuple[str, ...] = ()
@@ -110,18 +110,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class EnvPart:
-    """What belongs to one environment."""
+    """The part of a report about one environment."""
 
     env_id: str
     charts: tuple[Chart, ...]
     groups: tuple[GroupPart, ...]
     verdict: Verdict | None
-    """Where there are two groups."""
+    """Comparison of the groups, if there are exactly two."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """One page."""
+    """The content of a whole report."""
 
     title: str
     created_at: str
@@ -131,7 +131,7 @@ class Report:
     differences: tuple[Difference, ...]
     facts: tuple[Fact, ...]
     animation: Animation | str
-    """Or why there is none, in one line."""
+    """The film of an agent, or one line that says why there is none."""
 
     @property
     def groups(self) -> tuple[GroupPart, ...]:
@@ -140,7 +140,7 @@ class Report:
 
 
 def build_report(groups: Sequence[RunGroup], *, animation: Animation | str, created_at: str, version: str) -> Report:
-    """Everything a report says about the groups."""
+    """Build the content of a report about the groups."""
     runs = [run for group in groups for run in group.runs]
     numbered = list(enumerate(groups))
     env_ids = list(dict.fromkeys(group.env_id for group in groups))
@@ -159,29 +159,29 @@ def build_report(groups: Sequence[RunGroup], *, animation: Animation | str, crea
 
 
 def best_run(groups: Sequence[RunGroup]) -> Run:
-    """The run to show: the best final evaluation on the first environment, of counted runs."""
+    """Return the run to show: the counted run on the first environment with the best final evaluation."""
     runs = [run for group in groups if group.env_id == groups[0].env_id for run in counted_runs(group)]
-    evaluated = [(final, run) for run in runs if (final := _final(run)) is not None]
+    evaluated = [(final, run) for run in runs if (final := _finite_final_return(run)) is not None]
     return max(evaluated, key=lambda pair: pair[0])[1] if evaluated else runs[0]
 
 
-def _final(run: Run) -> float | None:
-    """The last evaluation, unless it has no number."""
+def _finite_final_return(run: Run) -> float | None:
+    """Return the last evaluation; None if there is none or if it is not finite."""
     final = run.final_return
     return final if final is not None and math.isfinite(final) else None
 
 
 def counted_runs(group: RunGroup) -> tuple[Run, ...]:
-    """Those that have finished; all of them where none has."""
+    """Return the runs that have finished, or all runs if none has."""
     return tuple(run for run in group.runs if run.is_finished) or group.runs
 
 
 def _notes(group: RunGroup) -> list[str]:
     unfinished = sum(not run.is_finished for run in group.runs)
     if unfinished == len(group.runs):
-        return [f"{group.label}: no run has finished, so all numbers are of the moment"]
+        return [f"{group.label}: no run has finished, so all numbers are preliminary"]
     if unfinished:
-        return [f"{group.label}: {unfinished} of {len(group.runs)} runs have not finished: shown, not counted"]
+        return [f"{group.label}: {unfinished} of {len(group.runs)} runs have not finished; they are shown, not counted"]
     return []
 
 
@@ -203,25 +203,25 @@ def _chart(metric: str, title: str, about: str, numbered: Sequence[tuple[int, Ru
 
 def _series(number: int, group: RunGroup, metric: str) -> Series:
     counted = counted_runs(group)
-    seeds = _logged(counted, metric)
-    others = _logged([run for run in group.runs if run not in counted], metric)
-    return Series(group.label, number, _centre(seeds), seeds, others)
+    seeds = _logged_curves(counted, metric)
+    others = _logged_curves([run for run in group.runs if run not in counted], metric)
+    return Series(group.label, number, _statistic_band(seeds), seeds, others)
 
 
-def _logged(runs: Sequence[Run], metric: str) -> tuple[Curve, ...]:
+def _logged_curves(runs: Sequence[Run], metric: str) -> tuple[Curve, ...]:
     return tuple(curve for run in runs if len(curve := run.curve(metric)))
 
 
-def _centre(curves: Sequence[Curve]) -> Band:
+def _statistic_band(curves: Sequence[Curve]) -> Band:
     if not curves:
         nothing = np.empty(0)
         return Band(nothing, nothing, nothing, nothing)
-    return band(align_curves(curves).common().thinned(_MOST_POINTS), bootstrap=_BAND)
+    return band(align_curves(curves).common().thinned(_MAX_POINTS), bootstrap=_BAND)
 
 
 def _group_part(number: int, group: RunGroup) -> GroupPart:
     counted = counted_runs(group)
-    finals = [final for run in counted if (final := _final(run)) is not None]
+    finals = [final for run in counted if (final := _finite_final_return(run)) is not None]
     return GroupPart(
         number=number,
         label=group.label,
@@ -240,14 +240,14 @@ def _group_part(number: int, group: RunGroup) -> GroupPart:
 
 def _row(run: Run) -> RunRow:
     values = run.evaluation.values
-    told: dict[str, Any] = run.metadata
+    metadata: dict[str, Any] = run.metadata
     return RunRow(
         seed=run.seed,
         status=run.status,
-        reason=str(told.get("error") or told.get("stop_reason") or ""),
+        reason=str(metadata.get("error") or metadata.get("stop_reason") or ""),
         steps=run.global_step,
         budget=run.total_timesteps,
-        final=_final(run),
+        final=_finite_final_return(run),
         best=float(values.max()) if len(values) else None,
         wall_seconds=wall_seconds(run),
         steps_per_second=steps_per_second(run),
@@ -266,8 +266,8 @@ def _hint_rows(group: RunGroup) -> tuple[HintRow, ...]:
 
 def _verdict(a: RunGroup, b: RunGroup) -> Verdict:
     first, second = (RunGroup(group.label, counted_runs(group)) for group in (a, b))
-    if any(run.final_return != _final(run) for run in (*first.runs, *second.runs)):
-        return Verdict("Not compared: a final evaluation is no finite number.")
+    if any(run.final_return != _finite_final_return(run) for run in (*first.runs, *second.runs)):
+        return Verdict("Not compared: a final evaluation is not a finite number.")
     try:
         comparison = compare(first, second)
     except RunDirectoryError as error:

@@ -1,30 +1,30 @@
-"""A report as one HTML page that needs nothing else: styles, script, curves and film are inside it."""
+"""Rendering a report as a single HTML page that contains its styles, script, curves and film."""
 
 import base64
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rl_training.results.report.markup import Content, Markup, element, joined
+from rl_training.results.report.markup import Content, Markup, element, join_markup
 from rl_training.results.report.model import Animation, EnvPart, GroupPart, HintRow, Report, RunRow
 from rl_training.results.report.svg import Chart, draw_chart, series_class
 from rl_training.results.report.tables import (
     Column,
+    describe_seeds,
     duration,
     number,
-    seeds_listed,
     table,
     time_bar,
 )
-from rl_training.results.statistics import short
+from rl_training.results.statistics import format_score
 
 _HERE = Path(__file__).parent
 
 
 def render_page(report: Report) -> str:
-    """The whole page. Its policy lets a browser load nothing and run no script but the one inside."""
+    """Render the whole page. Its content security policy allows no external files and only the script inside."""
     style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    policy = f"default-src 'none'; img-src data:; style-src {_hashed(style)}; script-src {_hashed(script)}"
+    policy = f"default-src 'none'; img-src data:; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}"
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -38,7 +38,7 @@ def render_page(report: Report) -> str:
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 
-def _hashed(text: str) -> str:
+def _csp_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -63,7 +63,7 @@ def _sections(report: Report) -> Iterator[Markup]:
     yield _section("Time", _times(report.groups))
     yield _section("Config", _config(report))
     yield _section("Versions and machine", _facts(report))
-    yield _section("Run it again", [_again(group) for group in report.groups])
+    yield _section("Run it again", [_rerun(group) for group in report.groups])
 
 
 def _section(title: str, *content: Content) -> Markup:
@@ -73,8 +73,8 @@ def _section(title: str, *content: Content) -> Markup:
 
 def _result(env: EnvPart) -> Markup:
     columns = [Column(name) for name in ("group", "interquartile mean", "95 % interval", "runs", "algorithm")]
-    rows = [[_named(group), *_score(group), _counted(group), group.algo] for group in env.groups]
-    return joined([table(f"{env.env_id}: final evaluations over seeds", columns, rows), _verdict(env)])
+    rows = [[_group_label(group), *_score(group), _run_count(group), group.algo] for group in env.groups]
+    return join_markup([table(f"{env.env_id}: final evaluations over seeds", columns, rows), _verdict(env)])
 
 
 def _verdict(env: EnvPart) -> Markup | None:
@@ -82,11 +82,11 @@ def _verdict(env: EnvPart) -> Markup | None:
         return None
     sides = [f"{name} is {group.label}" for name, group in zip("AB", env.groups, strict=True)]
     about = "; ".join([*sides, *env.verdict.notes])
-    return joined([element("p", env.verdict.sentence, class_="verdict"), element("p", about, ".", class_="quiet")])
+    return join_markup([element("p", env.verdict.sentence, class_="verdict"), element("p", about, ".", class_="quiet")])
 
 
-def _named(group: GroupPart) -> Markup:
-    return joined([_swatch(group.number), group.label])
+def _group_label(group: GroupPart) -> Markup:
+    return join_markup([_swatch(group.number), group.label])
 
 
 def _swatch(number_of_group: int) -> Markup:
@@ -96,7 +96,7 @@ def _swatch(number_of_group: int) -> Markup:
     )
 
 
-def _counted(group: GroupPart) -> str:
+def _run_count(group: GroupPart) -> str:
     return f"{group.num_counted} of {len(group.rows)}" if group.is_partly_counted else str(group.num_counted)
 
 
@@ -104,26 +104,26 @@ def _score(group: GroupPart) -> tuple[str, str]:
     if group.score is None:
         return "no evaluations", ""
     interval = group.score.interval
-    return short(group.score.value), str(interval) if interval.is_bounded else "unknown with one run"
+    return format_score(group.score.value), str(interval) if interval.is_bounded else "unknown with one run"
 
 
 def _diagnostics(groups: Sequence[GroupPart]) -> Markup:
     hints = [_hint(group, row) for group in groups for row in group.hints]
     if hints:
-        return joined(hints)
+        return join_markup(hints)
     count = sum(len(group.rows) for group in groups)
-    return element("p", f"Nothing conspicuous in {count} run{'s' * (count != 1)}.")
+    return element("p", f"No problems found in {count} run{'s' * (count != 1)}.")
 
 
 def _hint(group: GroupPart, row: HintRow) -> Markup:
     hint = row.hint
-    whose = f"{group.label}, {seeds_listed(row.seeds)}"
-    seen = hint.seen if len(row.seeds) == 1 else f"seed {row.seeds[0]}: {hint.seen}"
+    subject = f"{group.label}, {describe_seeds(row.seeds)}"
+    observation = hint.observation if len(row.seeds) == 1 else f"seed {row.seeds[0]}: {hint.observation}"
     return element(
         "article",
-        element("h3", hint.title, " ", element("span", whose, class_="quiet")),
-        element("p", seen[0].upper(), seen[1:], "."),
-        element("p", hint.matters, class_="quiet"),
+        element("h3", hint.title, " ", element("span", subject, class_="quiet")),
+        element("p", observation[0].upper(), observation[1:], "."),
+        element("p", hint.consequence, class_="quiet"),
         element("p", element("strong", "Try: "), hint.advice),
         class_="hint",
     )
@@ -132,9 +132,9 @@ def _hint(group: GroupPart, row: HintRow) -> Markup:
 def _curves(env: EnvPart, *, titled: bool) -> Markup:
     title = element("h3", env.env_id) if titled else None
     if not env.charts:
-        return joined([title, element("p", "Nothing has been logged yet.")])
+        return join_markup([title, element("p", "Nothing has been logged yet.")])
     level = "h4" if titled else "h3"
-    return joined([title, element("div", [_figure(chart, level) for chart in env.charts], class_="figures")])
+    return join_markup([title, element("div", [_figure(chart, level) for chart in env.charts], class_="figures")])
 
 
 def _figure(chart: Chart, level: str) -> Markup:
@@ -182,7 +182,7 @@ def _runs(group: GroupPart) -> Markup:
         if row.reason
     ]
     rows = [_run(row, shared) for row in group.rows]
-    return joined(
+    return join_markup(
         [
             table(caption, columns, rows, caption_mark=_swatch(group.number)),
             element("ul", reasons, class_="reasons") if reasons else None,
@@ -212,17 +212,17 @@ def _tone(status: str) -> str:
 def _times(groups: Sequence[GroupPart]) -> Markup:
     timed = [group for group in groups if group.times]
     if not timed:
-        return element("p", "How the time divides was not logged by these runs.")
+        return element("p", "These runs did not log how their time was spent.")
     names = [share.name for share in timed[0].times]
     columns = [Column("group"), Column("wall time", True), *(Column(name, True) for name in names), Column("share")]
     rows = [_time_row(group) for group in timed]
-    return table("Wall time of all runs, and what it was spent on", columns, rows)
+    return table("Wall time of all runs, and how it was spent", columns, rows)
 
 
 def _time_row(group: GroupPart) -> list[Content]:
     whole = sum(share.seconds for share in group.times)
     parts = [f"{100 * share.share:.0f} %" for share in group.times]
-    return [_named(group), duration(whole), *parts, time_bar(group.times)]
+    return [_group_label(group), duration(whole), *parts, time_bar(group.times)]
 
 
 def _config(report: Report) -> Markup:
@@ -236,7 +236,7 @@ def _config(report: Report) -> Markup:
             for each in report.differences
         ]
         first = table("What differs", columns, rows)
-    return joined([first, [_whole_config(group) for group in groups]])
+    return join_markup([first, [_whole_config(group) for group in groups]])
 
 
 def _whole_config(group: GroupPart) -> Markup:
@@ -250,17 +250,17 @@ def _facts(report: Report) -> Markup:
         values = [f"{value} ({holders})" if holders else value for value, holders in fact.values]
         rows.append([fact.name, [element("div", value) for value in values]])
     if not rows:
-        return element("p", "These runs did not note versions or machine.")
-    return table("As the runs noted them", [Column("what"), Column("value")], rows)
+        return element("p", "These runs did not record versions or machine.")
+    return table("As the runs recorded them", [Column("name"), Column("value")], rows)
 
 
-def _again(group: GroupPart) -> Markup:
+def _rerun(group: GroupPart) -> Markup:
     original = [element("pre", element("code", row.command), tabindex=0) for row in group.rows]
     count = len(original)
-    return joined(
+    return join_markup(
         [
             element("h3", _swatch(group.number), group.label),
             [element("pre", element("code", command), class_="command", tabindex=0) for command in group.commands],
-            element("details", element("summary", f"As {'it was' if count == 1 else 'they were'} started"), original),
+            element("details", element("summary", f"Original command{'s' * (count != 1)}"), original),
         ]
     )

@@ -1,18 +1,18 @@
-"""Tables of a report, and how numbers read in them."""
+"""Tables of a report, and the format of numbers in them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl_training.results.report.facts import TimeShare
 from rl_training.results.report.markup import Content, Markup, element
-from rl_training.results.statistics import short
+from rl_training.results.statistics import format_score
 
-_MOST_SEEDS = 10  # named one by one
+_MAX_LISTED = 10  # seeds that are listed by number
 
 
 @dataclass(frozen=True)
 class Column:
-    """The head of a column; numbers are set flush right."""
+    """The head of a column. Numeric columns are right-aligned."""
 
     name: str
     numeric: bool = False
@@ -21,7 +21,7 @@ class Column:
 def table(
     caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Content]], caption_mark: Markup | None = None
 ) -> Markup:
-    """A table in a box of its own, which scrolls where the page is too narrow for it."""
+    """Build a table inside a box that scrolls if the page is too narrow."""
     classes = ["number" if column.numeric else None for column in columns]
     heads = [
         element("th", column.name, scope="col", class_=name) for column, name in zip(columns, classes, strict=True)
@@ -40,12 +40,12 @@ def table(
 
 
 def number(value: float | None) -> str:
-    """A number with the digits that matter, or a dash."""
-    return "-" if value is None else short(value)
+    """Format a number as `format_score` does, or a dash for None."""
+    return "-" if value is None else format_score(value)
 
 
 def duration(seconds: float | None) -> str:
-    """A time as one says it: 3.2 s, 4 min 10 s, 2 h 05 min."""
+    """Format a duration, such as 3.2 s, 4 min 10 s or 2 h 05 min."""
     if seconds is None:
         return "-"
     if seconds < 60.0:
@@ -54,16 +54,16 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def seeds_listed(seeds: Sequence[int]) -> str:
-    """The seeds in words, the first of them where there are many."""
+def describe_seeds(seeds: Sequence[int]) -> str:
+    """Describe the seeds in words; if there are many, list only the first ones."""
     if len(seeds) == 1:
         return f"seed {seeds[0]}"
-    named = ", ".join(map(str, seeds[:_MOST_SEEDS]))
-    return f"seeds {named}" if len(seeds) <= _MOST_SEEDS else f"{len(seeds)} seeds ({named}, …)"
+    named = ", ".join(map(str, seeds[:_MAX_LISTED]))
+    return f"seeds {named}" if len(seeds) <= _MAX_LISTED else f"{len(seeds)} seeds ({named}, …)"
 
 
 def time_bar(times: Sequence[TimeShare]) -> Markup:
-    """Shares as lengths; the table has them as numbers too."""
+    """Draw the shares as a bar; the table shows them as numbers too."""
     parts, start = [], 0.0
     for index, each in enumerate(times):
         title = element("title", f"{each.name}: {100 * each.share:.0f} %")
