@@ -1,6 +1,7 @@
-"""PPO on CartPole, the whole training loop on one page: collect, advantages, update, evaluate.
+"""PPO on CartPole with the whole training loop on one page: collect, advantages, update, evaluate.
 
-It uses the package's own pieces without its trainer; with the same seed it ends with the trainer's weights.
+The script uses the parts of the package but not its trainer. With the same seed, it ends with the same weights as the
+trainer.
 """
 
 import numpy as np
@@ -18,7 +19,7 @@ from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
 def collect(
     envs: EpisodeVectorEnv, learner: PPOLearner, rollout: RolloutBuffer, obs: Array
 ) -> tuple[Array, list[float]]:
-    """Fill the rollout; gives the next observations and the returns of the episodes that ended."""
+    """Fill the rollout, and return the next observations and the returns of the episodes that ended."""
     returns: list[float] = []
     rollout.reset()
     while not rollout.full:
@@ -42,7 +43,7 @@ def collect(
 
 
 def train(config: TrainConfig) -> PPOLearner:
-    """Train to the config's budget, printing the mean return now and then."""
+    """Train until the budget is used up, and print the mean return regularly."""
     envs = make_vector_env(config)
     learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
     rollout = build_rollout(config, learner)
