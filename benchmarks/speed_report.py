@@ -306,7 +306,7 @@ _METHOD = """\
 Each measurement is one training run in a new process. Both sides have the same env, number of envs, steps per update,
 batch size, gradient steps, network and parameters of the algorithm. `benchmarks/speed_common.py` contains all of them;
 everything else is left at its default. SB3 gets half of our `vf_coef`, because it weighs the whole squared error of the
-values, and this package weighs half of it. Stable-Baselines3 runs as in its documentation: `make_vec_env` with its
+values, and this package weighs half of it. Stable-Baselines3 runs with its usual set-up: `make_vec_env` with its
 monitor and `DummyVecEnv`, without log output and without evaluation. Our side steps its envs in the training process,
 without evaluation, with a checkpoint at the start and at the end, and one log line at the end. Work after the last
 update (this log line and checkpoint) counts for the memory but not for the speed. Logs and checkpoints during training,
