@@ -19,14 +19,15 @@ from speed_ours import UpdateClock, make_config
 from torch import Tensor
 
 from rl_training.algorithms.base import ExperienceNormalizer, UpdateResult
-from rl_training.algorithms.dqn import DQNLearner
+from rl_training.algorithms.dqn import DQNLearner, EpsilonGreedyActor
 from rl_training.algorithms.ppo import PPOLearner
 from rl_training.algorithms.sac import SACLearner
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import make_single_env
-from rl_training.envs.vector.native import NativeEpisodeVectorEnv
+from rl_training.envs.vector.batched import BatchedVectorEnv
 from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
+from rl_training.policies.acting import SamplingActor, WarmUpActor
 from rl_training.policies.actor_critic import ActorCritic
 from rl_training.policies.networks.mlp import product
 from rl_training.policies.q_network import QNetwork
@@ -38,14 +39,12 @@ from rl_training.runtime.trainer import TrainerState
 PARTS = ("env", "act", "store", "update", "rest")
 _LIMIT_SECONDS = 0.5  # how long each limit is measured
 
-_ENV = tuple(
-    (kind, name, "env") for kind in (SyncEpisodeVectorEnv, NativeEpisodeVectorEnv) for name in ("step", "reset")
-)
+_ENV = tuple((kind, name, "env") for kind in (SyncEpisodeVectorEnv, BatchedVectorEnv) for name in ("step", "reset"))
 _TRANSITIONS = ((ReplayBuffer, "add", "store"), (ExperienceNormalizer, "observe", "store"))
 _METHODS: dict[str, tuple[tuple[type, str, str], ...]] = {
     "ppo": (
         *_ENV,
-        (PPOLearner, "act", "act"),
+        (SamplingActor, "act", "act"),
         (ActorCritic, "to_env", "act"),
         (RolloutBuffer, "add", "store"),
         (PPOLearner, "compute_advantages", "update"),
@@ -54,14 +53,14 @@ _METHODS: dict[str, tuple[tuple[type, str, str], ...]] = {
     "dqn": (
         *_ENV,
         *_TRANSITIONS,
-        (DQNLearner, "act", "act"),
+        (EpsilonGreedyActor, "act", "act"),
         (QNetwork, "to_env", "act"),
         (DQNLearner, "update", "update"),
     ),
     "sac": (
         *_ENV,
         *_TRANSITIONS,
-        (SACLearner, "act", "act"),
+        (WarmUpActor, "act", "act"),
         (SquashedActor, "to_env", "act"),
         (SACLearner, "update", "update"),
     ),

@@ -10,21 +10,20 @@ from reference import run
 from rl_training.algorithms.ppo import PPOLearner
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import make_vector_env
-from rl_training.envs.vector.sync import EpisodeVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.experiment.config import TrainConfig
+from rl_training.policies.acting import Actor
 from rl_training.policies.base import Array
 from rl_training.runtime.ppo_trainer import build_ppo_learner, build_rollout
 
 
-def collect(
-    envs: EpisodeVectorEnv, learner: PPOLearner, rollout: RolloutBuffer, obs: Array
-) -> tuple[Array, list[float]]:
-    """Fill the rollout, and return the next observations and the returns of the episodes that ended."""
+def collect(envs: VectorEnv, actor: Actor, rollout: RolloutBuffer, obs: Array, step: int) -> tuple[Array, list[float]]:
+    """Fill the rollout from env step `step` on; return the next observations and the returns of ended episodes."""
     returns: list[float] = []
     rollout.reset()
     while not rollout.full:
-        actions = learner.act(obs)
-        next_obs, rewards, terminated, truncated, infos = envs.step(learner.policy.to_env(actions))
+        actions = actor.act(obs, step + len(rollout))
+        next_obs, rewards, terminated, truncated, infos = envs.step(actor.to_env(actions))
         ended = terminated | truncated
         rollout.add(
             obs=obs,
@@ -47,10 +46,11 @@ def train(config: TrainConfig) -> PPOLearner:
     envs = make_vector_env(config)
     learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
     rollout = build_rollout(config, learner)
+    actor = learner.make_actor(range(config.num_envs))
     obs, _ = envs.reset()
     step = 0
     while step < config.total_timesteps:
-        obs, returns = collect(envs, learner, rollout, obs)
+        obs, returns = collect(envs, actor, rollout, obs, step)
         learner.compute_advantages(rollout, obs)
         update = learner.update(rollout, step)
         step += len(rollout)

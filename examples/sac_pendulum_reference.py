@@ -18,11 +18,12 @@ def train(config: TrainConfig) -> SACLearner:
     envs = make_vector_env(config)
     learner = build_sac_learner(config, envs.single_observation_space, envs.single_action_space)
     replay = build_replay(config, learner, build_sac_sampler(config))
+    actor = learner.make_actor(range(config.num_envs))
     obs, _ = envs.reset()
     step = 0
     while step < config.total_timesteps:
-        actions = learner.act(obs, step)  # uniform during the warm-up, then sampled from the policy
-        next_obs, rewards, terminated, truncated, infos = envs.step(learner.policy.to_env(actions))
+        actions = actor.act(obs, step)  # uniform during the warm-up, then sampled from the policy
+        next_obs, rewards, terminated, truncated, infos = envs.step(actor.to_env(actions))
         # Only a termination removes the bootstrapped value from the target. A time limit only ends the episode.
         replay.add(obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, dones=terminated, truncated=truncated)
         ended = terminated | truncated

@@ -96,7 +96,8 @@ def test_acting_explores_by_the_epsilon_of_its_step() -> None:
     learner = make_learner(4, epsilon_start=1.0, epsilon_end=0.0, exploration_fraction=1.0)
     obs = np.zeros((4000, 2), np.float32)
     greedy = learner.policy.greedy(obs)
-    shares = [float((learner.act(obs, step) == greedy).mean()) for step in (10, 500, 1000)]
+    actor = learner.make_actor(range(4000))
+    shares = [float((actor.act(obs, step) == greedy).mean()) for step in (10, 500, 1000)]
     assert shares == pytest.approx([0.25 + 0.75 * 0.01, 0.5 + 0.5 * 0.25, 1.0], abs=0.03)
 
 
@@ -104,9 +105,10 @@ def test_actions_are_uniform_in_the_warm_up_and_explore_by_epsilon_after() -> No
     learner = make_learner(4, epsilon_start=0.4, epsilon_end=0.4)
     obs = np.ones((20_000, 2), np.float32)
     best = int(learner.policy.greedy(obs)[0])
-    warm = np.bincount(learner.act(obs, step=9), minlength=4) / 20_000
+    actor = learner.make_actor(range(20_000))
+    warm = np.bincount(actor.act(obs, step=9), minlength=4) / 20_000
     assert warm == pytest.approx([0.25] * 4, abs=0.02)
-    later = np.bincount(learner.act(obs, step=10), minlength=4) / 20_000
+    later = np.bincount(actor.act(obs, step=10), minlength=4) / 20_000
     expected = [0.1] * 4
     expected[best] += 0.6
     assert later == pytest.approx(expected, abs=0.02)
@@ -171,7 +173,6 @@ def test_a_learner_goes_on_from_its_state_bit_for_bit() -> None:
     learner, copy = make_learner(), make_learner()
     replay = make_replay(learner)
     learner.update(replay, 15, 3)
-    learner.act(np.ones((5, 2), np.float32), 15)
     copy.load_state_dict(learner.state_dict())
     state = replay.sampler.state_dict()
     for one in (learner, copy):
@@ -180,7 +181,8 @@ def test_a_learner_goes_on_from_its_state_bit_for_bit() -> None:
     assert torch.equal(learner.policy.params.flat, copy.policy.params.flat)
     assert torch.equal(learner._target.flat, copy._target.flat)
     obs = np.ones((50, 2), np.float32)
-    assert np.array_equal(learner.act(obs, 30), copy.act(obs, 30))
+    actors = [one.make_actor(range(50)) for one in (learner, copy)]
+    assert np.array_equal(actors[0].act(obs, 30), actors[1].act(obs, 30))
 
 
 @pytest.mark.parametrize("preset", sorted((PRESETS_DIR / "dqn").glob("*.yaml")), ids=lambda path: path.stem)

@@ -8,7 +8,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rl_training.envs.factory import make_env, make_vector_env
-from rl_training.envs.vector.sync import EpisodeVectorEnv, SyncEpisodeVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
+from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
 from rl_training.errors import EnvironmentSetupError, EnvironmentStepError, TrainingStateError
 
 BOTH = pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -30,7 +31,7 @@ def test_the_default_vector_env_is_gymnasiums_with_autoreset_off(make_config: Ma
     assert envs.metadata["autoreset_mode"] == AutoresetMode.DISABLED
 
 
-def run_steps(envs: EpisodeVectorEnv, steps: int) -> list[np.ndarray[Any, Any]]:
+def run_steps(envs: VectorEnv, steps: int) -> list[np.ndarray[Any, Any]]:
     """Everything a fixed action sequence gives, flattened."""
     rng = np.random.default_rng(0)
     obs, _ = envs.reset()

@@ -122,9 +122,10 @@ def test_ppo_learns_from_a_rollout_with_the_statistics_it_was_collected_with(mak
     learner = build_ppo_learner(config, spaces.Box(-99.0, 99.0, (1,)), spaces.Discrete(2))
     learner.policy.encoder.observe(np.array([[-1.0], [1.0]], np.float32))
     rollout = build_rollout(config, learner)
+    actor = learner.make_actor(range(1))
     for step in range(8):
         obs = np.array([[5.0 * step]], np.float32)  # far from what the statistics have seen
-        rollout.add(obs=obs, actions=learner.act(obs), rewards=[float(step)], dones=[False])
+        rollout.add(obs=obs, actions=actor.act(obs, step), rewards=[float(step)], dones=[False])
     learner.compute_advantages(rollout, np.array([[40.0]], np.float32))
     metrics = learner.update(rollout, 0).metrics
     assert metrics["approx_kl"] == pytest.approx(0.0, abs=1e-12)

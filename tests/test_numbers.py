@@ -207,7 +207,7 @@ def test_a_loss_that_is_not_finite_never_reaches_the_weights(exploding: TrainCon
     run_dir = only_run(exploding)
     metadata = read_metadata(context_of(run_dir))
     assert metadata["status"] == "failed"
-    assert metadata["error"].startswith("NonFiniteUpdateError: the minibatch has loss")
+    assert metadata["error"].startswith("NonFiniteUpdateError: the minibatch is rejected, its loss is")
     for path in (find_checkpoint(run_dir), context_of(run_dir).failure_path):
         params = load_checkpoint(path).algorithm_state["policy"]["params"]
         assert all(torch.isfinite(weights).all() for weights in params.values())

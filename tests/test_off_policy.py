@@ -1,5 +1,6 @@
 """The off-policy loop, with the learners that really run in it."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from rl_training.envs.factory import make_vector_env
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.collector import Collection, collect_transitions
+from rl_training.runtime.collector import LocalCollector
 from rl_training.runtime.dqn_trainer import train_dqn, wire_dqn
-from rl_training.runtime.off_policy import build_replay, updates_owed
+from rl_training.runtime.off_policy import add_to_replay, build_replay, updates_owed
 from rl_training.runtime.registry import get_algorithm_spec
 
 BOTH = pytest.mark.parametrize("algo", ["dqn", "sac"])
@@ -94,16 +95,18 @@ def test_acting_is_asked_with_the_env_steps_of_all_envs(
     envs, spec = make_vector_env(config), get_algorithm_spec(algo)
     learner: Any = spec.build_learner_fn(config, envs.single_observation_space, envs.single_action_space)
     asked: list[int] = []
-    act = learner.act
+    actor = learner.make_actor(range(4))
+    act = actor.act
 
     def recorded(obs: Any, step: int) -> Any:
         asked.append(step)
         return act(obs, step)
 
-    monkeypatch.setattr(learner, "act", recorded)
+    monkeypatch.setattr(actor, "act", recorded)
     replay = build_replay(config, learner, UniformSampler(np.random.default_rng(0)))
-    collection = Collection(envs.reset()[0])
-    collect_transitions(envs, learner, replay, collection, steps=(100, 118), interrupted=lambda: False)
+    collector = LocalCollector(envs, actor)
+    collector.start()
+    collector.collect(partial(add_to_replay, replay, learner), range(100, 118, 4), lambda: False)
     assert asked == [100, 104, 108, 112, 116]
 
 
@@ -114,10 +117,11 @@ def test_the_reward_scale_restarts_with_the_episode_at_a_time_limit_too(make_con
     )
     envs = make_vector_env(config)
     wiring = wire_dqn(config, envs)
-    learner, replay = wiring.parts.learner, wiring.parts.buffer
-    collection = Collection(envs.reset()[0])
-    collect_transitions(envs, learner, replay, collection, steps=(0, 9), interrupted=lambda: False)  # type: ignore[arg-type]  # of DQN
-    rewards = replay._gather(np.arange(9))["rewards"].tolist()  # type: ignore[attr-defined]  # of DQN
+    learner: Any = wiring.parts.learner
+    replay: Any = wiring.parts.buffer
+    wiring.parts.collector.start()
+    wiring.parts.collector.collect(partial(add_to_replay, replay, learner), range(9), lambda: False)
+    rewards = replay._gather(np.arange(9))["rewards"].tolist()
     estimates = []
     for first in (0, 3, 6):  # every third step reaches the time limit
         one, two, three = rewards[first : first + 3]
@@ -149,9 +153,9 @@ def test_stored_transitions_are_exactly_those_the_envs_took(make_config: MakeCon
     wiring = wire_dqn(config, envs)
     learner: Any = wiring.parts.learner
     replay: Any = wiring.parts.buffer
-    collection = Collection(envs.reset()[0])
-    collect_transitions(envs, learner, replay, collection, steps=(0, 14), interrupted=lambda: False)
-    result = collection.result()
+    wiring.parts.collector.start()
+    wiring.parts.collector.collect(partial(add_to_replay, replay, learner), range(0, 14, 2), lambda: False)
+    result = wiring.parts.collector.take_result()
     batch = replay._gather(np.arange(14))
     episodes, steps = batch["obs"].reshape(7, 2, 2)[:, 0].T.tolist()
     assert episodes == [0, 0, 0, 1, 1, 1, 2]

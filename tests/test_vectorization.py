@@ -15,9 +15,9 @@ from rl_training.cli.progress import ProgressDisplay
 from rl_training.envs import choosing
 from rl_training.envs.choosing import choose_vectorization, step_seconds
 from rl_training.envs.factory import make_single_env, make_vector_env, resolve_vectorization
-from rl_training.envs.vector.native import NativeEpisodeVectorEnv
-from rl_training.envs.vector.sync import EpisodeVectorEnv
-from rl_training.errors import EnvironmentSetupError, EnvironmentStepError
+from rl_training.envs.vector.batched import BatchedVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
+from rl_training.errors import ConfigError, EnvironmentSetupError, EnvironmentStepError
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.experiment.sources import Layer
 from rl_training.runtime.workflows import prepare_resume
@@ -28,7 +28,7 @@ def keep_up(obs: Any) -> Any:
     return (obs[:, 2] + 0.3 * obs[:, 3] + 0.02 * obs[:, 0] + 0.1 * obs[:, 1] > 0).astype(np.int64)
 
 
-def balance(envs: EpisodeVectorEnv, steps: int) -> list[Any]:
+def balance(envs: VectorEnv, steps: int) -> list[Any]:
     """What a controller sees that keeps the pole up, so that episodes reach their time limit."""
     obs, _ = envs.reset()
     seen: list[Any] = [obs]
@@ -150,4 +150,100 @@ def test_what_auto_came_to_is_kept_and_shown(make_config: MakeConfig, capsys: py
     assert "vectorization: native" in context.config_path.read_text()
     assert f"vectorization {decision}" in capsys.readouterr().err
     with closing(make_vector_env(config)) as envs:
-        assert isinstance(envs, NativeEpisodeVectorEnv)
+        assert isinstance(envs, BatchedVectorEnv)
+
+
+PENDULUM = {"env_id": "Pendulum-v1", "num_envs": 3}
+PLUGIN = "sample_vector_envs:BatchedPendulum"
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_a_batched_env_from_outside_trains_to_the_result_of_sync(make_config: MakeConfig, algo: str) -> None:
+    changes = {**PENDULUM, "algo": algo, "env_kwargs": {"max_episode_steps": 30, "g": 9.0}}
+    batched = train(make_config(vectorization=PLUGIN, **changes))
+    assert outcome(batched) == outcome(train(make_config(vectorization="sync", **changes)))
+    assert "vectorization: sample_vector_envs:BatchedPendulum" in context_of(batched).config_path.read_text()
+
+
+def test_a_run_with_a_batched_env_is_resumed_exactly(make_config: MakeConfig) -> None:
+    config = make_config(vectorization=PLUGIN, env_kwargs={"max_episode_steps": 30}, **PENDULUM)
+    straight, run_dir = train(config), train(config, SignalAt(70, "collect"))
+    prepare_resume(run_dir, []).train()
+    assert outcome(run_dir) == outcome(straight)
+    assert "not exact" not in str(read_metadata(context_of(run_dir))["resumed"])
+
+
+def test_batched_envs_of_different_lengths_are_replayed_side_by_side(make_config: MakeConfig) -> None:
+    config = make_config(vectorization=PLUGIN, env_kwargs={"max_episode_steps": 40}, **PENDULUM)
+    with closing(make_vector_env(config)) as envs, closing(make_vector_env(config)) as restored:
+        rng = np.random.default_rng(0)
+        obs, _ = envs.reset()
+        for step in range(25):
+            obs, *_ = envs.step(rng.uniform(-2.0, 2.0, (3, 1)).astype(np.float32))
+            if step == 9:  # as if env 1 had ended
+                obs, _ = envs.reset(options={"reset_mask": np.array([False, True, False])})
+        obs, _ = envs.reset(options={"reset_mask": np.array([False, False, True])})
+        assert envs.tracker.lengths.tolist() == [25, 15, 0]
+        restoration = restored.restore(envs.state_dict(), obs)
+        assert restoration.failures == {}
+        assert np.array_equal(restoration.obs, obs)
+        for _ in range(60):
+            actions = rng.uniform(-2.0, 2.0, (3, 1)).astype(np.float32)
+            left, right = envs.step(actions), restored.step(actions)
+            assert all(np.array_equal(one, other) for one, other in zip(left[:4], right[:4], strict=True))
+            if left[3].any():
+                mask = {"reset_mask": left[3]}
+                assert np.array_equal(envs.reset(options=mask)[0], restored.reset(options=mask)[0])
+
+
+def test_a_batched_env_that_does_not_replay_is_never_called_exact(make_config: MakeConfig) -> None:
+    config = make_config(vectorization="sample_vector_envs:ForgetfulPendulum", **PENDULUM)
+    run_dir = train(config, SignalAt(70, "collect"))
+    with pytest.warns(UserWarning, match="not exact"):
+        prepare_resume(run_dir, []).train()
+    assert "led to another observation" in str(read_metadata(context_of(run_dir))["resumed"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("OtherSpaces", r"gives 3 envs with the spaces .*Discrete\(2\).* are needed"),
+        ("fails", "cannot be made with num_envs=3 .*: RuntimeError: no licence"),
+        ("Missing", "sample_vector_envs has no Missing"),
+    ],
+)
+def test_a_batched_env_that_does_not_fit_is_refused_in_one_line(
+    make_config: MakeConfig, name: str, message: str
+) -> None:
+    with pytest.raises((ConfigError, EnvironmentSetupError), match=message):
+        make_vector_env(make_config(vectorization=f"sample_vector_envs:{name}", **PENDULUM))
+
+
+def test_a_batched_env_may_not_be_changed_on_resume(make_config: MakeConfig) -> None:
+    run_dir = train(make_config(vectorization=PLUGIN, **PENDULUM), SignalAt(70, "collect"))
+    with pytest.raises(ConfigError, match=f"vectorization: {PLUGIN} then, sync now"):
+        prepare_resume(run_dir, [Layer("test", {"vectorization": "sync"})])
+
+
+def test_an_unknown_kind_of_vector_env_is_refused(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="vectorization='parallel': allowed: auto, sync, async, native, or package"):
+        make_config(vectorization="parallel")
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "native"])
+def test_some_of_the_envs_take_the_steps_they_take_among_all(make_config: MakeConfig, kind: str) -> None:
+    config = make_config(num_envs=5, vectorization=kind)
+    with closing(make_vector_env(config)) as all_envs, closing(make_vector_env(config, range(2, 4))) as some:
+        assert some.num_envs == 2
+        obs, shown = all_envs.reset()[0], some.reset()[0]
+        for step in range(200):
+            assert np.array_equal(obs[2:4], shown)
+            actions = np.array([step % 2, 1, 0, 1, step % 3 % 2])
+            obs, _, terminated, truncated, _ = all_envs.step(actions)
+            shown, *_ = some.step(actions[2:4])
+            ended = terminated | truncated
+            if ended.any():
+                obs = all_envs.reset(options={"reset_mask": ended})[0]
+            if ended[2:4].any():
+                shown = some.reset(options={"reset_mask": ended[2:4]})[0]
+        assert some.tracker.locate(1).startswith("env 3, episode ")

@@ -22,7 +22,8 @@ from gymnasium.wrappers import TimeLimit
 from rl_training.envs.factory import make_vector_env
 from rl_training.envs.restore import same_values
 from rl_training.envs.vector.process import AsyncEpisodeVectorEnv
-from rl_training.envs.vector.sync import EpisodeVectorEnv, SyncEpisodeVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
+from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
 from rl_training.errors import CheckpointError, EnvironmentSetupError, EnvironmentStepError, TrainingStateError
 
 SOON = 30.0  # seconds within which every accident is noticed, on a busy machine too
@@ -164,7 +165,7 @@ class StoppingEnv(WalkEnv):
 
 
 Shown = list[Any]
-Disturb = Callable[[int, EpisodeVectorEnv], None]
+Disturb = Callable[[int, VectorEnv], None]
 
 
 def walks(kind: type[WalkEnv] = WalkEnv, count: int = 4, **env: Any) -> list[Callable[[], Any]]:
@@ -179,7 +180,7 @@ def in_process(count: int = 4, **env: Any) -> SyncEpisodeVectorEnv:
     return SyncEpisodeVectorEnv(walks(count=count, **env), 7)
 
 
-def go_on(envs: EpisodeVectorEnv, steps: range, disturb: Disturb = lambda step, envs: None) -> Shown:
+def go_on(envs: VectorEnv, steps: range, disturb: Disturb = lambda step, envs: None) -> Shown:
     """All that a fixed sequence of actions shows; ended envs are reset."""
     shown: Shown = []
     for step in steps:
@@ -194,7 +195,7 @@ def go_on(envs: EpisodeVectorEnv, steps: range, disturb: Disturb = lambda step, 
     return shown
 
 
-def play(envs: EpisodeVectorEnv, steps: int = 40, disturb: Disturb = lambda step, envs: None) -> Shown:
+def play(envs: VectorEnv, steps: int = 40, disturb: Disturb = lambda step, envs: None) -> Shown:
     with closing(envs):
         return [*envs.reset(), *go_on(envs, range(steps), disturb)]
 
@@ -209,7 +210,7 @@ def assert_same(left: Shown, right: Shown) -> None:
 def kill_at(*steps: int, number: int = 1) -> Disturb:
     """Kill a worker before it steps, or before it resets when the step ends an episode."""
 
-    def kill(step: int, envs: EpisodeVectorEnv) -> None:
+    def kill(step: int, envs: VectorEnv) -> None:
         assert isinstance(envs, AsyncEpisodeVectorEnv)
         if step in steps:
             envs.processes[number].kill()
@@ -378,7 +379,7 @@ def test_an_env_that_cannot_be_brought_back_ends_the_run() -> None:
     ],
 )
 def test_what_is_no_observation_or_reward_is_named(
-    make: Callable[..., EpisodeVectorEnv], mischief: str, told: str, tmp_path: Path
+    make: Callable[..., VectorEnv], mischief: str, told: str, tmp_path: Path
 ) -> None:
     place = r"env \d, episode \d+ \(seed \d+\), step 5 with action \d"
     with pytest.raises(EnvironmentStepError, match=f"^{place}: {told}$"):
@@ -413,7 +414,7 @@ def test_closing_never_hangs(spoil: Callable[[AsyncEpisodeVectorEnv], None], tmp
 
 
 def test_a_stopped_worker_is_replaced() -> None:
-    def stop(step: int, envs: EpisodeVectorEnv) -> None:
+    def stop(step: int, envs: VectorEnv) -> None:
         assert isinstance(envs, AsyncEpisodeVectorEnv)
         if step == 5:
             stop_worker(envs)
@@ -496,7 +497,7 @@ def test_an_owner_that_ends_without_closing_is_not_held_up(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_workers_leave_signals_to_their_owner(number: signal.Signals) -> None:
-    def send(step: int, envs: EpisodeVectorEnv) -> None:
+    def send(step: int, envs: VectorEnv) -> None:
         assert isinstance(envs, AsyncEpisodeVectorEnv)
         for process in envs.processes:
             os.kill(process.pid or 0, number)
@@ -551,7 +552,7 @@ def test_a_state_that_cannot_be_saved_is_named() -> None:
 @pytest.mark.parametrize("mischief", ["raise", "nan"])
 @pytest.mark.parametrize("kind", [WalkEnv, SavingEnv])
 def test_what_is_saved_after_a_failed_step_goes_on_from_before_it(
-    make: Callable[..., EpisodeVectorEnv], mischief: str, kind: type[WalkEnv], tmp_path: Path
+    make: Callable[..., VectorEnv], mischief: str, kind: type[WalkEnv], tmp_path: Path
 ) -> None:
     straight, failing, second = in_process(), make(mischief=mischief, plan=(4,), memory=tmp_path, kind=kind), make()
     with closing(straight), closing(failing), closing(second):

@@ -10,8 +10,13 @@ from rl_training.errors import ConfigError, describe_error
 from rl_training.trust import admit_env_module
 
 
+def is_object_path(path: str) -> bool:
+    """Return whether a string has the form `package.module:Name`."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", path) is not None
+
+
 def _check_form(path: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", path):
+    if not is_object_path(path):
         raise ValueError("give package.module:Name")
     return path
 

@@ -4,6 +4,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +19,11 @@ def _sequence(seed: int, name: str, *key: int) -> np.random.SeedSequence:
 def make_stream(seed: int, name: str) -> np.random.Generator:
     """Create the generator for one purpose; the same seed and name always give the same stream."""
     return np.random.Generator(np.random.PCG64(_sequence(seed, name)))
+
+
+def derive_keys(seed: int, name: str, count: int) -> npt.NDArray[np.uint64]:
+    """Return random 64-bit keys for one purpose; the same arguments always give the same keys."""
+    return np.asarray(_sequence(seed, name).generate_state(count, np.uint64), dtype=np.uint64)
 
 
 def make_torch_generator(seed: int, name: str) -> "torch.Generator":

@@ -1,10 +1,9 @@
 """What a learner looks like to the loops that drive it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -15,7 +14,9 @@ from rl_training.errors import Problem
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Count, Flag, Float, PositiveInt, StrictModel, UnitFloat, config_error
 from rl_training.plugins import ObjectPath
+from rl_training.policies.acting import Actor, Noise
 from rl_training.policies.base import Array, Policy
+from rl_training.policies.draws import CorrelatedDraws, Draws, Kind
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.networks.mlp import Activation
 from rl_training.policies.networks.spec import NetworkSpec
@@ -36,10 +37,19 @@ class LearnerSetup:
 
     total_timesteps: int
     """The budget that schedules refer to."""
-    stream: np.random.Generator
-    """Draws whatever the learner's updates or its exploration draw."""
+    seed: int
+    num_envs: int
     compile_as: str | None = None
     """All that compiled updates depend on beside sizes and code; none: updates run eagerly."""
+
+    def draws(self, kind: Kind, size: int, purpose: str, envs: Sequence[int]) -> Draws:
+        """Return random numbers for acting in these envs."""
+        return Draws(kind, size, seed=self.seed, purpose=purpose, num_envs=self.num_envs, envs=envs)
+
+    def noise(self, kind: Kind, size: int, correlation: float, envs: Sequence[int]) -> Noise:
+        """Return the noise of a policy that acts in these envs."""
+        draws = self.draws(kind, size, "acting", envs)
+        return CorrelatedDraws(draws, correlation, (len(envs), size)) if correlation else draws
 
 
 Batch = dict[str, Tensor]
@@ -83,8 +93,8 @@ class Learner(Protocol):
     def policy(self) -> Policy:
         """The policy as it stands, for evaluation."""
 
-    def begin_episodes(self, begun: Array) -> None:
-        """Forget what acting remembers of the envs that `begun` [env] marks: their next step is an episode's first."""
+    def make_actor(self, envs: Sequence[int]) -> Actor:
+        """Return an actor for the envs of these indices, which follows the learner's newest parameters."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes while learning."""
@@ -109,10 +119,7 @@ class CompilingLearner(Protocol):
 
 
 class OnPolicyLearner(Learner, Protocol):
-    """A learner that acts for a rollout, then learns from it once."""
-
-    def act(self, obs: Array) -> Array:
-        """Actions for observations [env, ...], in the policy's own space."""
+    """A learner that learns once from each rollout."""
 
     def compute_advantages(self, rollout: RolloutBuffer, last_obs: Array) -> None:
         """Fill in values, log-probs, advantages and returns; `last_obs` [env, ...] follows the newest step."""
@@ -236,7 +243,7 @@ class ExperienceNormalizer:
 
 
 class OffPolicyLearner(Learner, Protocol):
-    """A learner that acts step by step and learns from replayed transitions."""
+    """A learner that learns from replayed transitions."""
 
     @property
     def policy(self) -> ReplayPolicy:
@@ -249,9 +256,6 @@ class OffPolicyLearner(Learner, Protocol):
     @property
     def normalizer(self) -> ExperienceNormalizer:
         """What takes in every step."""
-
-    def act(self, obs: Array, step: int) -> Array:
-        """Actions for observations [env, ...] at env step `step`, in the policy's own space."""
 
     def update(self, replay: ReplayBuffer, step: int, num_gradient_steps: int) -> UpdateResult:
         """Learn from the replay buffer at env step `step`."""

@@ -1,7 +1,9 @@
 """Deep Q-learning (Mnih et al. 2015) and its options: double, dueling, n-step, prioritised replay."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -23,9 +25,11 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sampling import PrioritizedSampler, tree_bytes
 from rl_training.experiment.schedules import PositiveSchedule, Schedule, crosses
 from rl_training.experiment.validation import Flag, Float, PositiveInt, UnitFloat
+from rl_training.policies.acting import Actor
 from rl_training.policies.base import Array
+from rl_training.policies.draws import Draws
 from rl_training.policies.params import pack_policy, unpack_policy
-from rl_training.policies.q_network import QNetwork, explore
+from rl_training.policies.q_network import QNetwork
 
 
 class DQNParams(OffPolicyParams):
@@ -87,14 +91,39 @@ def huber_loss(errors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     return torch.dot(gradients, errors - 0.5 * limited), gradients
 
 
+class EpsilonGreedyActor:
+    """Acts uniformly in the warm-up, then greedily except for a share of epsilon."""
+
+    def __init__(self, policy: QNetwork, params: DQNParams, total_timesteps: int, draws: Draws) -> None:
+        self._policy, self._params, self._total_timesteps = policy, params, total_timesteps
+        self._draws = draws  # [env, 2], uniform: whether to explore, and how
+        self.to_env = policy.to_env
+        self.begin_episodes = draws.begin_episodes
+        self.state_dict = draws.state_dict
+        self.load_state_dict = draws.load_state_dict
+
+    def act(self, obs: Array, step: int) -> Array:
+        """Return actions for observations [env, ...] at env step `step`, counted from 0."""
+        chances, choices = self._draws.at(step).T
+        epsilon = 1.0
+        if step >= self._params.learning_starts:
+            epsilon = self._params.epsilon(step, self._total_timesteps)
+        explores = chances < epsilon
+        num_exploring = np.count_nonzero(explores)  # `any` and `all` take several times as long
+        if num_exploring == 0:
+            return self._policy.greedy(obs)
+        uniform = (choices * self._policy.num_actions).astype(np.int64)
+        return uniform if num_exploring == len(obs) else np.where(explores, uniform, self._policy.greedy(obs))
+
+
 class DQNLearner:
-    """Explores by epsilon, learns from replayed transitions towards a target network."""
+    """Learns from replayed transitions towards a target network."""
 
     def __init__(self, policy: QNetwork, params: DQNParams, setup: LearnerSetup) -> None:
         self.policy = policy
         self.params = params
         self.total_timesteps = setup.total_timesteps
-        self._stream = setup.stream  # explores
+        self._setup = setup
         self._target = policy.params.twin()
         networks = {"online": policy.params, "target": self._target}
         self._optimizer = Optimizer(
@@ -103,15 +132,10 @@ class DQNLearner:
         self.normalizer = ExperienceNormalizer(policy.encoder, params)
         self._updated_at = 0  # env step of the newest update
 
-    def act(self, obs: Array, step: int) -> Array:
-        """Uniform actions in the warm-up, then greedy ones but for a share of epsilon."""
-        if step < self.params.learning_starts:
-            return self._stream.integers(self.policy.num_actions, size=len(obs))
-        epsilon = self.params.epsilon(step, self.total_timesteps)
-        return explore(self.policy.greedy(obs), self.policy.num_actions, epsilon, self._stream)
-
-    def begin_episodes(self, begun: Array) -> None:
-        """Nothing to forget: every step explores on its own."""
+    def make_actor(self, envs: Sequence[int]) -> Actor:
+        """Return an actor that explores by epsilon."""
+        draws = self._setup.draws("uniform", 2, "acting", envs)
+        return EpsilonGreedyActor(self.policy, self.params, self.total_timesteps, draws)
 
     def update(self, replay: ReplayBuffer, step: int, num_gradient_steps: int) -> UpdateResult:
         """Learn from replayed batches at env step `step`, and synchronise the target when it is due."""
@@ -159,9 +183,9 @@ class DQNLearner:
         return self._optimizer.apply(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Both networks, optimizer moments, exploring stream, and when the target was looked at."""
+        """Both networks, optimizer moments, and the env step of the newest update."""
         return {
-            "policy": pack_policy(self.policy.params, self.policy.encoder, self._stream),
+            "policy": pack_policy(self.policy.params, self.policy.encoder),
             "target": self._target.flat.cpu().clone(),
             "optimizer": self._optimizer.adam.state_dict(),
             "rewards": self.normalizer.rewards.state_dict(),
@@ -170,7 +194,7 @@ class DQNLearner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` stopped."""
-        unpack_policy(state["policy"], self.policy.params, self.policy.encoder, self._stream)
+        unpack_policy(state["policy"], self.policy.params, self.policy.encoder)
         self._target.set(state["target"])
         self._optimizer.adam.load_state_dict(state["optimizer"])
         self.normalizer.rewards.load_state_dict(state["rewards"])

@@ -1,7 +1,7 @@
 """Proximal policy optimisation (Schulman et al. 2017): its parameters, its losses, and the learner, in that order."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -32,10 +32,12 @@ from rl_training.experiment.validation import (
     UnitFloat,
     config_error,
 )
+from rl_training.policies.acting import Actor, SamplingActor
 from rl_training.policies.actor_critic import ActorCritic, OutputGradients
 from rl_training.policies.base import Array, PolicyOutput
 from rl_training.policies.networks.mlp import Activation
 from rl_training.policies.normalization import RewardNormalizer
+from rl_training.streams import make_stream
 
 
 class PPOParams(LearnerParams):
@@ -159,13 +161,14 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 
 
 class PPOLearner:
-    """Acts, then learns from the rollout: advantages first, then epochs of minibatches."""
+    """Learns from rollouts: advantages first, then epochs of minibatches."""
 
     def __init__(self, policy: ActorCritic, params: PPOParams, setup: LearnerSetup) -> None:
         self.policy = policy
         self.params = params
         self.total_timesteps = setup.total_timesteps
-        self._stream = setup.stream  # orders the minibatches
+        self._setup = setup
+        self._stream = make_stream(setup.seed, "minibatches")
         self._optimizer = Optimizer(
             {"policy": policy.params},
             self._gradients,
@@ -175,13 +178,10 @@ class PPOLearner:
         )
         self._rewards = RewardNormalizer(params.gamma, enabled=params.normalize_rewards)
 
-    def act(self, obs: Array) -> Array:
-        """Only what picks the action; values and log-probs come in bulk with `compute_advantages`."""
-        return self.policy.act(obs)
-
-    def begin_episodes(self, begun: Array) -> None:
-        """Explore anew in the envs that `begun` [env] marks."""
-        self.policy.begin_episodes(begun)
+    def make_actor(self, envs: Sequence[int]) -> Actor:
+        """Return what only picks actions; values and log-probs come in bulk with `compute_advantages`."""
+        kind, size = self.policy.distribution.noise_kind, self.policy.distribution.num_noise
+        return SamplingActor(self.policy, self._setup.noise(kind, size, self.params.noise_correlation, envs))
 
     @torch.inference_mode()
     def compute_advantages(self, rollout: RolloutBuffer, last_obs: Array) -> None:
@@ -251,7 +251,7 @@ class PPOLearner:
         return self._optimizer.apply(step).metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Policy, optimizer moments and streams."""
+        """Policy, optimizer moments and the stream of minibatches."""
         return {
             "policy": self.policy.state_dict(),
             "optimizer": self._optimizer.adam.state_dict(),

@@ -1,6 +1,7 @@
 """Soft actor-critic (Haarnoja et al. 2018): its parameters, its losses, and the learner, in that order."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -25,8 +26,9 @@ from rl_training.algorithms.optimizer import Optimizer, ScalarAdam, mean_metrics
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Float, PositiveInt
-from rl_training.policies.base import Array
+from rl_training.policies.acting import Actor, SamplingActor, WarmUpActor
 from rl_training.policies.soft_actor_critic import SquashedActor, SquashedDraw, TwinCritics
+from rl_training.streams import make_stream
 
 CRITIC_STEP, ACTOR_STEP = "critic step", "actor step"
 
@@ -79,7 +81,7 @@ def actor_loss(values: Tensor, logprobs: Tensor, alpha: float | Tensor) -> tuple
 
 
 class SACLearner:
-    """Draws its actions, learns critics, actor and temperature from replayed transitions."""
+    """Learns critics, actor and temperature from replayed transitions."""
 
     def __init__(self, policy: SquashedActor, critics: TwinCritics, params: SACParams, setup: LearnerSetup) -> None:
         self.policy = policy
@@ -87,7 +89,8 @@ class SACLearner:
         self.params = params
         self.total_timesteps = setup.total_timesteps
         self.target_entropy = params.target_entropy if params.target_entropy is not None else -policy.actions.size
-        self._stream = setup.stream  # noise of the actions that the update imagines
+        self._setup = setup
+        self._stream = make_stream(setup.seed, "update_noise")  # of the actions that updates draw
         self._target = critics.params.twin()
         self._device = self._target.flat.device
         self._log_alpha = ScalarAdam(math.log(1.0 if params.alpha == "auto" else params.alpha))
@@ -103,15 +106,12 @@ class SACLearner:
         """The temperature now; one that has run away is too large for float32, so that its step is refused."""
         return math.exp(min(self._log_alpha.value, 700.0))
 
-    def act(self, obs: Array, step: int) -> Array:
-        """Uniform actions in the warm-up, then the policy's own draws."""
-        if step < self.params.learning_starts:
-            return self.policy.act_uniformly(len(obs))
-        return self.policy.act(obs)
-
-    def begin_episodes(self, begun: Array) -> None:
-        """Explore anew in the envs that `begun` [env] marks."""
-        self.policy.begin_episodes(begun)
+    def make_actor(self, envs: Sequence[int]) -> Actor:
+        """Return an actor with uniform actions in the warm-up, and the policy's own draws after it."""
+        size = self.policy.actions.size
+        noise = self._setup.noise("normal", size, self.params.noise_correlation, envs)
+        uniform = self._setup.draws("uniform", size, "warm_up", envs)
+        return WarmUpActor(SamplingActor(self.policy, noise), uniform, self.params.learning_starts)
 
     def update(self, replay: ReplayBuffer, step: int, num_gradient_steps: int) -> UpdateResult:
         """Learn from replayed batches at env step `step`."""
@@ -162,7 +162,7 @@ class SACLearner:
     def _critic_gradients(self, networks: Networks, batch: Batch, settings: Settings) -> LossGradients:
         """Differentiate the error of both critics against the soft targets."""
         critics = networks["critics"]
-        following = self.policy.sample(networks["actor"], batch["next_obs"], batch["noise"])
+        following = self.policy.draw(networks["actor"], batch["next_obs"], batch["noise"])
         next_values = self.critics.forward(networks["target"], batch["next_obs"], following.actions)
         targets = soft_targets(batch, next_values, following.logprobs, settings["alpha"])
         trace = self.critics.trace(critics, batch["obs"], batch["actions"])

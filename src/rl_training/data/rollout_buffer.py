@@ -62,6 +62,11 @@ class RolloutBuffer:
         return self.position * self.num_envs
 
     @property
+    def num_missing(self) -> int:
+        """How many transitions are missing to a full rollout."""
+        return (self.num_steps - self.position) * self.num_envs
+
+    @property
     def _num_filled_steps(self) -> int:
         return self.position or self.num_steps
 

@@ -2,14 +2,15 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from gymnasium import Space
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from rl_training.envs.samples import MAX_STEPS_BEFORE, RunningEpisode, SampleRecorder
 from rl_training.errors import EnvironmentStepError, TrainingStateError
@@ -20,6 +21,7 @@ BoolArray = npt.NDArray[np.bool_]
 DoubleArray = npt.NDArray[np.float64]
 Seeds = int | list[int | None] | None
 ResetResult = tuple[Any, dict[str, Any]]
+StepResult = tuple[Any, DoubleArray, BoolArray, BoolArray, dict[str, Any]]
 VectorReset = Callable[[BoolArray, list[int | None], dict[str, Any] | None], ResetResult]
 
 MAX_REPLAYED_STEPS = 100_000  # actions kept of a running episode: some megabytes, and seconds to replay
@@ -33,9 +35,12 @@ class EpisodeTracker:
         num_envs: int,
         run_seed: int,
         observation_space: Space[Any] | None = None,
+        *,
+        first_env: int = 0,
         max_replayed_steps: int = MAX_REPLAYED_STEPS,
     ) -> None:
-        self.run_seed = run_seed
+        """`first_env` is the index of the first of these envs among all envs of the run."""
+        self.run_seed, self.first_env = run_seed, first_env
         self._choices = choices_of(observation_space)
         self.max_replayed_steps = max_replayed_steps
         self.episode_numbers = np.full(num_envs, -1, dtype=np.int64)  # -1 before the first reset
@@ -72,8 +77,8 @@ class EpisodeTracker:
 
     def _next_seeds(self, mask: BoolArray) -> list[int | None]:
         return [
-            derive_seed(self.run_seed, "episodes", index, int(self.episode_numbers[index]) + 1) if starts else None
-            for index, starts in enumerate(mask)
+            derive_seed(self.run_seed, "episodes", self.first_env + index, int(number) + 1) if starts else None
+            for index, (starts, number) in enumerate(zip(mask, self.episode_numbers, strict=True))
         ]
 
     def _forget_actions(self) -> None:
@@ -92,6 +97,18 @@ class EpisodeTracker:
             raise ValueError(f"{len(self.lengths)} envs need as many actions, got an array of shape {taken.shape}")
         self.out_of_step = True
         return taken
+
+    def finish_step(self, actions: Array, result: StepResult) -> StepResult:
+        """Check and count a step that all envs have taken; add the episodes that ended with it to its infos.
+
+        `actions` [env, ...] are kept, so they must be what `begin_step` returned.
+        """
+        obs, rewards, terminated, truncated, infos = result
+        self.check_numbers(obs, actions, rewards)
+        infos.update(self.record(actions, rewards, terminated | truncated))
+        if self.recorder.recording:
+            self.recorder.record_step(actions, obs, rewards, terminated, truncated)
+        return result
 
     def record(self, actions: Array, rewards: DoubleArray, ended: BoolArray) -> dict[str, Any]:
         """Count one step of every env; the infos of the episodes that ended with it, if any did.
@@ -147,15 +164,15 @@ class EpisodeTracker:
     def locate(self, index: int, action: Any = None) -> str:
         """Which step an env is taking, for messages."""
         episode, seed = self.episode_numbers[index], self.seeds[index]
-        return step_place(index, episode, seed, step=self.lengths[index] + 1, action=action)
+        return step_place(self.first_env + index, episode, seed, step=self.lengths[index] + 1, action=action)
 
     def locate_reset(self, index: int, seed: int | None) -> str:
         """Which episode an env is about to begin, for messages."""
-        return reset_place(index, self.episode_numbers[index] + 1, seed)
+        return reset_place(self.first_env + index, self.episode_numbers[index] + 1, seed)
 
     def locate_restore(self, index: int) -> str:
         """Which episode an env is brought back to, for messages."""
-        return f"env {index}, restore of episode {self.episode_numbers[index]}"
+        return f"env {self.first_env + index}, restore of episode {self.episode_numbers[index]}"
 
     def check_numbers(self, obs: Any, actions: Array, rewards: DoubleArray) -> None:
         """Refuse rewards and observations that are not finite or not in a Discrete space, before anything uses them."""
@@ -163,6 +180,16 @@ class EpisodeTracker:
         if not _all_finite(rewards):
             index = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise EnvironmentStepError(f"{self.locate(index, actions[index])}: the reward is {rewards[index]}")
+
+    def finish_restore(
+        self, failures: Iterable[int], reset: Callable[..., ResetResult], shown: Callable[[], Any]
+    ) -> Any:
+        """Begin the next episode of the envs that had ended or could not be brought back; return what all envs show."""
+        restarted = self.ended.copy()
+        restarted[list(failures)] = True
+        obs = reset(options={"reset_mask": restarted})[0] if restarted.any() else shown()
+        self.out_of_step = False
+        return obs
 
     def state_dict(self, states: list[Any] | None = None) -> dict[str, Any]:
         """What the running episodes and the next episodes' seeds depend on; `states` are the envs' own."""
@@ -204,6 +231,38 @@ def step_place(index: int, episode: int, seed: int | None, *, step: int, action:
 def reset_place(index: int, episode: int, seed: int | None) -> str:
     """Describe the episode that an env is about to begin, for messages."""
     return f"env {index}, episode {episode} (seed {seed}), reset"
+
+
+def batch_obs(space: Space[Any], observations: Sequence[Any], locate: Callable[[int], str]) -> Any:
+    """Return the observations in new memory, so that what a caller keeps is never overwritten, not even by an env.
+
+    One that does not fit its space is refused; `locate` describes where it came from, given its index.
+    """
+    try:
+        if isinstance(space, Box):  # what Gymnasium's functions do for it, in a fraction of the time
+            batch = np.array(observations)
+            if batch.shape[1:] == space.shape and batch.dtype == space.dtype:
+                return batch
+            return np.stack(observations, out=np.empty((len(observations), *space.shape), space.dtype))
+        fresh: Any = create_empty_array(space, len(observations), fn=np.empty)
+        return concatenate(space, observations, fresh)
+    except (TypeError, ValueError):
+        for index, obs in enumerate(observations):
+            problem = misfit(space, obs)
+            if problem:
+                raise EnvironmentStepError(f"{locate(index)}: {problem}") from None
+        raise
+
+
+def misfit(space: Space[Any], obs: Any) -> str | None:
+    """Return how an observation misses its space's shape or type; none if it fits."""
+    given = np.asarray(obs)
+    if given.shape == space.shape and np.can_cast(given.dtype, space.dtype or given.dtype, "same_kind"):
+        return None
+    return (
+        f"expected an observation of shape {space.shape} and type {space.dtype}, "
+        f"got shape {given.shape} and type {given.dtype}"
+    )
 
 
 def check_obs(obs: Any, choices: range | None, locate: Callable[[int], str]) -> None:

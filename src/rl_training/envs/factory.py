@@ -19,15 +19,18 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rl_training.envs.choosing import choose_vectorization
 from rl_training.envs.probes import register_probes
-from rl_training.envs.vector.native import NativeEpisodeVectorEnv
+from rl_training.envs.restore import AnyEnv
+from rl_training.envs.vector.batched import BatchedVectorEnv, SingleOfBatch
+from rl_training.envs.vector.native import SeededCartPole
 from rl_training.envs.vector.process import AsyncEpisodeVectorEnv
-from rl_training.envs.vector.protocol import EnvFactory
-from rl_training.envs.vector.sync import AnyEnv, EpisodeVectorEnv, SyncEpisodeVectorEnv
+from rl_training.envs.vector.protocol import BatchedEnv, EnvFactory, VectorEnv
+from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
 from rl_training.errors import EnvironmentSetupError, EnvironmentStepError, describe_error
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.validation import nearest_name
 from rl_training.limits import check_open_files, check_processes
 from rl_training.memory import check_memory
+from rl_training.plugins import import_object, is_object_path
 from rl_training.signals import SignalExit
 from rl_training.trust import admit_env_module
 
@@ -69,22 +72,24 @@ def resolve_vectorization(config: TrainConfig) -> tuple[TrainConfig, str | None]
     return config.model_copy(update=changes), f"{chosen.kind}: {chosen.reason}"
 
 
-def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
-    """`num_envs` copies behind one interface, autoreset off; the caller closes it."""
+def make_vector_env(config: TrainConfig, envs: range | None = None) -> VectorEnv:
+    """Make the envs of these indices, or all `num_envs`, behind one interface; the caller closes it."""
     config, _ = resolve_vectorization(config)
     check_num_envs(config)
     env_fn = env_factory(config)
+    envs = range(config.num_envs) if envs is None else envs
     if config.vectorization == "sync":
-        return SyncEpisodeVectorEnv([AnnouncedFactory(env_fn, config.num_envs)] * config.num_envs, config.seed)
-    if config.vectorization == "native":
-        with closing(env_fn()):  # says what is wrong with the arguments
-            return NativeEpisodeVectorEnv(
-                config.env_id, config.env_kwargs, env_fn, num_envs=config.num_envs, run_seed=config.seed
-            )
+        factory = AnnouncedFactory(env_fn, len(envs))
+        return SyncEpisodeVectorEnv([factory] * len(envs), config.seed, first_env=envs.start)
+    if config.vectorization != "async":
+        limit = _max_episode_steps(config)
+        batched = make_batched_env(config, len(envs))
+        return BatchedVectorEnv(batched, config.seed, first_env=envs.start, max_episode_steps=limit)
     try:
         return AsyncEpisodeVectorEnv(
-            [env_fn] * config.num_envs,
+            [env_fn] * len(envs),
             config.seed,
+            first_env=envs.start,
             envs_per_worker=config.envs_per_worker,
             step_timeout=config.step_timeout or WORKER_STEP_TIMEOUT,
             max_restarts=config.env_restarts,
@@ -94,6 +99,44 @@ def make_vector_env(config: TrainConfig) -> EpisodeVectorEnv:
             f"{config.env_id} does not run in processes ({_first_line(error)}); "
             "supported observation spaces: Box and Discrete"
         ) from error
+
+
+def make_batched_env(config: TrainConfig, num_envs: int) -> BatchedEnv:
+    """Make the batched env that `vectorization` names; its spaces must be those of the single env."""
+    with closing(env_factory(config)()) as single:  # says what is wrong with the arguments
+        expected = single.observation_space, single.action_space
+    if config.vectorization == "native":
+        return SeededCartPole(config.env_id, num_envs, config.env_kwargs)
+    make: Any = import_object(config.vectorization, "vectorization")
+    kwargs = {name: value for name, value in config.env_kwargs.items() if name != "max_episode_steps"}
+    try:
+        env: BatchedEnv = make(num_envs=num_envs, **kwargs)
+        spaces = env.single_observation_space, env.single_action_space
+        made = env.num_envs
+    except Exception as error:
+        raise EnvironmentSetupError(
+            f"vectorization={config.vectorization!r} cannot be made with num_envs={num_envs} and "
+            f"env_kwargs {config.env_kwargs}: {describe_error(error)}"
+        ) from error
+    if spaces != expected or made != num_envs:
+        env.close()
+        raise EnvironmentSetupError(
+            f"vectorization={config.vectorization!r} gives {made} envs with the spaces {spaces}; {num_envs} envs with "
+            f"the spaces of {config.env_id} are needed: {expected}"
+        )
+    return env
+
+
+def make_single_of_batch(config: TrainConfig) -> AnyEnv:
+    """Make one env of the batched kind that `vectorization` names."""
+    return SingleOfBatch(make_batched_env(config, 1), _max_episode_steps(config))
+
+
+def _max_episode_steps(config: TrainConfig) -> int | None:
+    """Return the time limit that `gymnasium.make` puts around the single env; none if there is none."""
+    spec = gymnasium.registry.get(config.env_id.rpartition(":")[2])
+    limit = config.env_kwargs.get("max_episode_steps", spec.max_episode_steps if spec else None)
+    return None if limit in (None, -1) else int(limit)
 
 
 def has_time_limit(config: TrainConfig) -> bool:
@@ -107,6 +150,11 @@ def has_time_limit(config: TrainConfig) -> bool:
 def env_factory(config: TrainConfig) -> EnvFactory:
     """Return a function that makes one environment of this config; it can be sent to other processes."""
     return partial(make_single_env, config.env_id, config.env_kwargs)
+
+
+def replay_factory(config: TrainConfig) -> EnvFactory:
+    """Return a function that makes one environment of the kind that is trained in; it can be sent to others."""
+    return partial(make_single_of_batch, config) if is_object_path(config.vectorization) else env_factory(config)
 
 
 class AnnouncedFactory:
@@ -155,7 +203,7 @@ def _vector_bytes(config: TrainConfig) -> int:
         space = env.observation_space
     shown = 0 if space.shape is None or space.dtype is None else math.prod(space.shape) * space.dtype.itemsize
     total = config.num_envs * (_BOOKKEEPING_BYTES + _SHOWN_COPIES * shown)
-    if config.vectorization != "native":
+    if config.vectorization in ("sync", "async"):
         total += config.num_envs * _env_bytes(config)
     if config.vectorization == "async":
         total += -(-config.num_envs // config.envs_per_worker) * _WORKER_BYTES

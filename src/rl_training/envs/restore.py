@@ -41,11 +41,19 @@ def restore_env(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Rest
 
 def bring_back(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
     """Bring `env` to where `episode` was; it must then show `expected_obs`, after the same return."""
-    if episode.seed is None:
-        return Restored(None, "the seed of its episode is not known")
-    if episode.state is None and episode.actions is None:
-        return Restored(None, f"its episode of {episode.length} steps is too long to replay")
+    reason = unreplayable(episode)
+    if reason:
+        return Restored(None, reason)
     return _replay(env, episode, expected_obs) if episode.state is None else _set_state(env, episode, expected_obs)
+
+
+def unreplayable(episode: RunningEpisode) -> str | None:
+    """Return why an episode cannot be brought back at all; none if it can be tried."""
+    if episode.seed is None:
+        return "the seed of its episode is not known"
+    if episode.state is None and episode.actions is None:
+        return f"its episode of {episode.length} steps is too long to replay"
+    return None
 
 
 def _replay(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:

@@ -15,6 +15,7 @@ from rl_training.experiment.validation import (
     StrictModel,
     validate_section,
 )
+from rl_training.plugins import is_object_path
 
 ParamsT = TypeVar("ParamsT", bound=StrictModel)
 
@@ -38,6 +39,12 @@ def _plain(value: Any) -> Any:
 def _checked_plain(value: Any) -> Any:
     _plain(value)
     return value
+
+
+def _known_vectorization(kind: str) -> str:
+    if kind not in ("sync", "async", "native", "auto") and not is_object_path(kind):
+        raise ValueError("allowed: auto, sync, async, native, or package.module:Name of a batched env")
+    return kind
 
 
 def _known_device(name: str) -> str:
@@ -91,7 +98,6 @@ _FREE_TO_CHANGE = (
     "keep_checkpoints",
     "step_timeout",
     "env_restarts",
-    "vectorization",
     "envs_per_worker",
     "tags",
     "trackers",
@@ -131,10 +137,12 @@ class TrainConfig(StrictModel):
     output_dir: Annotated[Path, AfterValidator(_expanded)] = Path("runs")
     device: Annotated[Name, AfterValidator(_known_device)] = "auto"
     num_envs: PositiveInt = 1
-    vectorization: Literal["sync", "async", "native", "auto"] = "sync"
-    """`sync` steps the envs in this process, `async` in others, `native` all at once where Gymnasium can (CartPole).
+    vectorization: Annotated[Name, AfterValidator(_known_vectorization)] = "sync"
+    """How the envs are stepped; the trajectories are the same.
 
-    The trajectories are the same. `auto` plays one env for a moment and takes what is fastest.
+    `sync` steps the envs one by one in this process, `async` in others, `native` all at once where Gymnasium can
+    (CartPole). `auto` plays one env for a moment and takes the fastest. `package.module:Name` is a batched env of
+    another package: a `gymnasium.vector.VectorEnv` without automatic resets.
     """
     envs_per_worker: PositiveInt = 1
     """Of `async`: how many envs share a process."""
@@ -188,7 +196,13 @@ def binding_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 def binding_differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """What decides a run's course and differs between two plain configs; budget, intervals and places are free."""
     found = config_differences(before, after)
-    return {path: values for path, values in found.items() if path.partition(".")[0] not in _FREE_TO_CHANGE}
+    return {path: values for path, values in found.items() if not _is_free(path.partition(".")[0], values)}
+
+
+def _is_free(field: str, values: tuple[Any, Any]) -> bool:
+    if field == "vectorization":  # a batched env of another package may differ in its last bits
+        return not any(is_object_path(str(kind)) for kind in values)
+    return field in _FREE_TO_CHANGE
 
 
 def config_differences(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:

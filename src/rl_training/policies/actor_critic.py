@@ -3,16 +3,17 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
 from rl_training.policies.base import Array, PolicyOutput
 from rl_training.policies.distributions import LOG_STD, Scores, build_distribution
+from rl_training.policies.draws import draw
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.networks.protocol import Trace
 from rl_training.policies.networks.spec import NetworkSpec
-from rl_training.policies.noise import ActingNoise, WhiteNoise
 from rl_training.policies.params import make_trained_params, pack_policy, unpack_policy
 
 ACTOR_GAIN, CRITIC_GAIN = 0.01, 1.0
@@ -43,7 +44,7 @@ class ActorCritic:
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         network: NetworkSpec,
-        noise: ActingNoise,
+        prediction_stream: np.random.Generator,
     ) -> None:
         self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
         self.distribution = build_distribution(action_space)
@@ -51,7 +52,7 @@ class ActorCritic:
         self.critic = network.build("critic", self.encoder.feature_shape, 1)
         shapes = {**self.actor.shapes, **self.critic.shapes, **self.distribution.shapes}
         self.params = make_trained_params(shapes, network.device)
-        self._noise = noise
+        self._stream = prediction_stream
 
     def initialise(self, generator: torch.Generator, log_std: float) -> None:
         """Random weights from `generator`, which is on the CPU so that every device starts alike."""
@@ -63,25 +64,22 @@ class ActorCritic:
             params[LOG_STD].fill_(log_std)
         self.params.set(start)
 
-    def act(self, obs: Array) -> Array:
-        """Actions drawn for observations [env, ...], in the policy's own space."""
+    def sample(self, obs: Array, noise: Array) -> Array:
+        """Return actions for observations [batch, ...] and noise [batch, size], in the policy's own space."""
         outputs = self.actor.forward_array(self.params.arrays, self.encoder.encode_array(obs))
-        return self.distribution.sample(self.params.arrays, outputs, self._noise)
-
-    def begin_episodes(self, begun: Array) -> None:
-        """Explore anew in the envs that `begun` [env] marks."""
-        self._noise.begin_episodes(begun)
+        return self.distribution.sample(self.params.arrays, outputs, noise)
 
     def to_env(self, actions: Array) -> Array:
         """What the env receives for `actions`."""
         return self.distribution.to_env(actions)
 
     def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
-        """Env actions for observations [batch, ...]: the likeliest, or drawn."""
+        """Return env actions for observations [batch, ...]: the likeliest, or drawn."""
+        if not deterministic:
+            shape = (len(obs), self.distribution.num_noise)
+            return self.to_env(self.sample(obs, draw(self.distribution.noise_kind, shape, self._stream)))
         outputs = self.actor.forward_array(self.params.arrays, self.encoder.encode_array(obs))
-        if deterministic:
-            return self.to_env(self.distribution.mode(outputs))
-        return self.to_env(self.distribution.sample(self.params.arrays, outputs, WhiteNoise(self._noise.stream)))
+        return self.to_env(self.distribution.mode(outputs))
 
     def evaluate(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> Evaluation:
         """Score stored actions under `params`."""
@@ -104,10 +102,9 @@ class ActorCritic:
         return self.critic.forward(params, features).squeeze(1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Named parameters, the stream that draws actions, and what its noise remembers."""
-        return {**pack_policy(self.params, self.encoder, self._noise.stream), **self._noise.state_dict()}
+        """Return the named parameters and the normalisation of observations."""
+        return pack_policy(self.params, self.encoder)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the parameters, the stream and the noise of `state`."""
-        unpack_policy(state, self.params, self.encoder, self._noise.stream)
-        self._noise.load_state_dict(state)
+        """Take over the parameters and the normalisation of `state`."""
+        unpack_policy(state, self.params, self.encoder)

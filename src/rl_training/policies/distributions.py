@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rl_training.errors import EnvironmentSetupError
 from rl_training.policies.base import Array
+from rl_training.policies.draws import Kind
 from rl_training.policies.networks.protocol import FloatArray, Shape
-from rl_training.policies.noise import ActingNoise
 
 LOG_STD = "log_std"
 SUPPORTED_ACTIONS = "Discrete and Box"
@@ -27,13 +27,16 @@ class ActionDistribution(Protocol):
 
     num_outputs: int
     """Outputs the actor network needs."""
+    noise_kind: Kind
+    num_noise: int
+    """How many random numbers of this kind one action is made of."""
     shapes: dict[str, Shape]
     """Parameters of the distribution itself, beside the network's."""
     action_shape: Shape
     action_dtype: torch.dtype
 
-    def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: ActingNoise) -> Array:
-        """One action per row, drawn from `noise`."""
+    def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: Array) -> Array:
+        """Return one action per row, as `noise` [batch, num_noise] decides."""
 
     def mode(self, outputs: FloatArray) -> Array:
         """The likeliest action per row."""
@@ -62,16 +65,17 @@ class Categorical:
     """A softmax over the actions of a Discrete space."""
 
     def __init__(self, space: spaces.Discrete) -> None:
-        self.num_outputs = int(space.n)
+        self.num_outputs = self.num_noise = int(space.n)
+        self.noise_kind: Kind = "gumbel"
         self.shapes: dict[str, Shape] = {}
         self.action_shape: Shape = ()
         self.action_dtype = torch.int64
         self._start = int(space.start)
 
-    def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: ActingNoise) -> Array:
-        """One action per row, by the Gumbel-max trick: no normalisation needed."""
+    def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: Array) -> Array:
+        """Return one action per row by the Gumbel-max trick, which needs no normalisation."""
         del params
-        drawn: Array = (outputs + noise.stream.gumbel(size=outputs.shape)).argmax(axis=1)
+        drawn: Array = (outputs + noise).argmax(axis=1)
         return drawn
 
     def mode(self, outputs: FloatArray) -> Array:
@@ -134,14 +138,15 @@ class DiagonalGaussian:
 
     def __init__(self, space: spaces.Box) -> None:
         self._actions = BoundedActions(space)
-        self.num_outputs = self._actions.size
+        self.num_outputs = self.num_noise = self._actions.size
+        self.noise_kind: Kind = "normal"
         self.shapes: dict[str, Shape] = {LOG_STD: (self.num_outputs,)}
         self.action_shape: Shape = (self.num_outputs,)
         self.action_dtype = torch.float32
 
-    def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: ActingNoise) -> Array:
-        """One unclipped action per row."""
-        drawn: Array = outputs + noise.normal(outputs.shape) * np.exp(params[LOG_STD])
+    def sample(self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: Array) -> Array:
+        """Return one unclipped action per row."""
+        drawn: Array = outputs + noise * np.exp(params[LOG_STD])
         return drawn
 
     def mode(self, outputs: FloatArray) -> Array:

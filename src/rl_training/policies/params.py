@@ -100,17 +100,12 @@ def make_trained_params(shapes: Mapping[str, Shape], device: torch.device) -> Ho
     return HostedParams(shapes, device)
 
 
-def pack_policy(params: HostedParams, encoder: Encoder, stream: np.random.Generator) -> dict[str, Any]:
-    """What acting depends on: named parameters, the normalisation of observations, the stream that draws."""
-    return {
-        "params": params.state_dict(),
-        "normalizer": encoder.normalizer.state_dict(),
-        "acting_stream": stream.bit_generator.state,
-    }
+def pack_policy(params: HostedParams, encoder: Encoder) -> dict[str, Any]:
+    """Return what a policy's actions depend on: named parameters and the normalisation of observations."""
+    return {"params": params.state_dict(), "normalizer": encoder.normalizer.state_dict()}
 
 
-def unpack_policy(state: dict[str, Any], params: HostedParams, encoder: Encoder, stream: np.random.Generator) -> None:
-    """Take over what `pack_policy` gave."""
+def unpack_policy(state: dict[str, Any], params: HostedParams, encoder: Encoder) -> None:
+    """Take over what `pack_policy` returned."""
     params.load_state_dict(state["params"])
     encoder.normalizer.load_state_dict(state["normalizer"])
-    stream.bit_generator.state = state["acting_stream"]

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -93,11 +92,3 @@ class QNetwork:
         """Greedy env actions; exploring is the learner's business, so both modes are the same."""
         del deterministic
         return self.to_env(self.greedy(obs))
-
-
-def explore(greedy: Array, num_actions: int, epsilon: float, stream: np.random.Generator) -> Array:
-    """Replace each action by a uniform one with probability `epsilon`."""
-    explores = stream.random(len(greedy)) < epsilon
-    if not np.count_nonzero(explores):  # `any` takes several times as long
-        return greedy
-    return np.where(explores, stream.integers(num_actions, size=len(greedy)), greedy)

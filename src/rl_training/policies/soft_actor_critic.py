@@ -13,10 +13,10 @@ from torch.nn import functional
 from rl_training.errors import EnvironmentSetupError
 from rl_training.policies.base import Array
 from rl_training.policies.distributions import BoundedActions
+from rl_training.policies.draws import draw
 from rl_training.policies.encoders import Encoder
 from rl_training.policies.networks.protocol import Shape, Trace
 from rl_training.policies.networks.spec import NetworkSpec
-from rl_training.policies.noise import ActingNoise, WhiteNoise
 from rl_training.policies.params import make_trained_params, pack_policy, unpack_policy
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
@@ -55,7 +55,7 @@ class SquashedActor:
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         network: NetworkSpec,
-        noise: ActingNoise,
+        prediction_stream: np.random.Generator,
     ) -> None:
         scalable = isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)
         if not (isinstance(action_space, spaces.Box) and scalable and action_space.is_bounded()):
@@ -69,7 +69,7 @@ class SquashedActor:
         self.action_dtype = torch.float32
         self.network = network.build("actor", self.encoder.feature_shape, 2 * self.actions.size)
         self.params = make_trained_params(self.network.shapes, network.device)
-        self._noise = noise
+        self._stream = prediction_stream
 
     def initialise(self, generator: torch.Generator) -> None:
         """Random weights from `generator`, which is on the CPU so that every device starts alike."""
@@ -77,48 +77,36 @@ class SquashedActor:
         self.network.initialise(self.params.layout.tensors(start), generator)
         self.params.set(start)
 
-    def act(self, obs: Array) -> Array:
-        """Actions drawn for observations [env, ...], in -1 to 1."""
-        return self._draw(obs, self._noise)
-
-    def _draw(self, obs: Array, noise: ActingNoise) -> Array:
+    def sample(self, obs: Array, noise: Array) -> Array:
+        """Return actions for observations [batch, ...] and normal noise [batch, dim], between -1 and 1."""
         outputs = self.network.forward_array(self.params.arrays, self.encoder.encode_array(obs))
         means, log_stds = np.split(outputs, 2, axis=1)
         stds = np.exp(np.clip(log_stds, LOG_STD_MIN, LOG_STD_MAX))
-        drawn: Array = np.tanh(means + stds * noise.normal(means.shape))
+        drawn: Array = np.tanh(means + stds * noise)
         return drawn
-
-    def begin_episodes(self, begun: Array) -> None:
-        """Explore anew in the envs that `begun` [env] marks."""
-        self._noise.begin_episodes(begun)
-
-    def act_uniformly(self, count: int) -> Array:
-        """Actions drawn uniformly from -1 to 1, for the warm-up."""
-        return self._noise.stream.uniform(-1.0, 1.0, (count, self.actions.size)).astype(np.float32)
 
     def to_env(self, actions: Array) -> Array:
         """Scaled to the env's bounds."""
         return self.actions.to_env(actions)
 
     def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
-        """Env actions for observations [batch, ...]: the squashed means, or drawn."""
+        """Return env actions for observations [batch, ...]: the squashed means, or drawn."""
         if not deterministic:
-            return self.to_env(self._draw(obs, WhiteNoise(self._noise.stream)))
+            return self.to_env(self.sample(obs, draw("normal", (len(obs), self.actions.size), self._stream)))
         outputs = self.network.forward_array(self.params.arrays, self.encoder.encode_array(obs))
         return self.to_env(np.tanh(outputs[:, : self.actions.size]))
 
-    def sample(self, params: Mapping[str, Tensor], features: Tensor, noise: Tensor) -> SquashedDraw:
-        """Actions and log-probs under `params`."""
+    def draw(self, params: Mapping[str, Tensor], features: Tensor, noise: Tensor) -> SquashedDraw:
+        """Draw actions with their log-probs under `params`."""
         return SquashedDraw(self.network.forward(params, features), noise)
 
     def state_dict(self) -> dict[str, Any]:
-        """Named parameters, the stream that draws actions, and what its noise remembers."""
-        return {**pack_policy(self.params, self.encoder, self._noise.stream), **self._noise.state_dict()}
+        """Return the named parameters and the normalisation of observations."""
+        return pack_policy(self.params, self.encoder)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the parameters, the stream and the noise of `state`."""
-        unpack_policy(state, self.params, self.encoder, self._noise.stream)
-        self._noise.load_state_dict(state)
+        """Take over the parameters and the normalisation of `state`."""
+        unpack_policy(state, self.params, self.encoder)
 
 
 class TwinCritics:

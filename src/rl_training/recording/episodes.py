@@ -15,7 +15,7 @@ import gymnasium
 from rl_training.envs.factory import make_single_env
 from rl_training.envs.guard import EnvCalls
 from rl_training.envs.rendering import Pixels, draw, make_rendered_env, prepare_headless, render_fps
-from rl_training.envs.vector.sync import AnyEnv
+from rl_training.envs.restore import AnyEnv
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.recording.video import check_video, write_video

@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 from rl_training.algorithms.dqn import DQNLearner, DQNParams
 from rl_training.data.sampling import PrioritizedSampler, Sampler, UniformSampler
-from rl_training.envs.vector.sync import EpisodeVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.memory import check_memory
 from rl_training.policies.q_network import QNetwork
@@ -32,8 +32,7 @@ def build_dqn_learner(
     network = params.network_spec(resolve_device(config.device))
     policy = QNetwork(observation_space, action_space, network, dueling=params.dueling)
     policy.initialise(make_torch_generator(config.seed, "initialisation"))
-    stream = make_stream(config.seed, "acting")
-    return DQNLearner(policy, params, learner_setup(config, stream, observation_space, action_space))
+    return DQNLearner(policy, params, learner_setup(config, observation_space, action_space))
 
 
 def build_dqn_sampler(config: TrainConfig, params: DQNParams) -> Sampler:
@@ -45,7 +44,7 @@ def build_dqn_sampler(config: TrainConfig, params: DQNParams) -> Sampler:
     return UniformSampler(stream)
 
 
-def wire_dqn(config: TrainConfig, envs: EpisodeVectorEnv) -> Wiring:
+def wire_dqn(config: TrainConfig, envs: VectorEnv) -> Wiring:
     """Learner and replay buffer on these envs."""
     learner = build_dqn_learner(config, envs.single_observation_space, envs.single_action_space)
     return wire_off_policy(config, envs, learner, build_dqn_sampler(config, learner.params))

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_training.envs.episodes import check_obs, choices_of, reset_place, step_place
+from rl_training.envs.episodes import batch_obs, check_obs, choices_of, reset_place, step_place
 from rl_training.envs.factory import make_single_env
 from rl_training.envs.guard import ENV_FAILURES, RESET_PATIENCE, STEP_PATIENCE, EnvCalls
-from rl_training.envs.vector.protocol import batch_obs
-from rl_training.envs.vector.sync import AnyEnv
+from rl_training.envs.restore import AnyEnv
 from rl_training.errors import ConfigError, EnvironmentStepError
 from rl_training.experiment.config import MAX_EPISODES, TrainConfig
 from rl_training.policies.base import Policy

@@ -6,13 +6,13 @@ from typing import Any
 from rl_training.algorithms.base import CompilingLearner, Learner
 from rl_training.algorithms.step_packages import has_package
 from rl_training.compiling import compiler_found
-from rl_training.envs.factory import WORKER_STEP_TIMEOUT, env_factory
+from rl_training.envs.factory import WORKER_STEP_TIMEOUT, replay_factory
 from rl_training.envs.guard import RESET_PATIENCE
 from rl_training.envs.replay_check import replay_difference
+from rl_training.envs.samples import ReplaySample
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig, binding_changes, plain_config
 from rl_training.runtime.run_utils import hardware, versions
-from rl_training.runtime.saved import SavedProgress
 
 EAGER_NOW = "updates were compiled before, and cannot be compiled here"
 
@@ -26,15 +26,16 @@ def find_differences(config: TrainConfig, saved: CheckpointState, scheduled: Seq
         *_changes(saved.metadata.get("versions", {}), versions(config.env_id)),
         *_changes(saved.metadata.get("hardware", {}), hardware(config)),
         *_compile_changes(config, saved.metadata),
+        *_draw_changes(saved),
         *_budget_changes(config, saved, scheduled),
         *binding_changes(plain_config(TrainConfig(**saved.config)), plain_config(config)),
     ]
 
 
-def check_replays(config: TrainConfig, progress: SavedProgress) -> list[str]:
+def check_replays(config: TrainConfig, samples: Sequence[ReplaySample]) -> list[str]:
     """Return how fresh envs failed to reproduce the env from its seed and actions; empty if they did not fail."""
     answer_seconds = RESET_PATIENCE * (config.step_timeout or WORKER_STEP_TIMEOUT)
-    difference = replay_difference(env_factory(config), progress.samples, config.seed, answer_seconds)
+    difference = replay_difference(replay_factory(config), samples, config.seed, answer_seconds)
     return [] if difference is None else [f"{config.env_id} {difference}"]
 
 
@@ -60,6 +61,11 @@ def _compile_changes(config: TrainConfig, metadata: Mapping[str, Any]) -> list[s
     if compiler_found() or (before and all(map(has_package, before))):
         return []
     return [EAGER_NOW]
+
+
+def _draw_changes(saved: CheckpointState) -> list[str]:
+    """Older checkpoints come from runs in which all envs drew their actions from one generator."""
+    return [] if "acting" in saved.trainer_state else ["actions are drawn in another way since this checkpoint"]
 
 
 def _budget_changes(config: TrainConfig, saved: CheckpointState, scheduled: Sequence[str]) -> list[str]:

@@ -11,9 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-import numpy as np
-
-from rl_training.envs.vector.sync import calls_of
+from rl_training.envs.samples import ReplaySample
 from rl_training.errors import RLTrainingError, TrainingInterrupted
 from rl_training.experiment.checkpointing import CheckpointState, step_checkpoints
 from rl_training.experiment.config import TrainConfig
@@ -59,7 +57,7 @@ def run_training(
     config: TrainConfig, parts: TrainingParts, loop: Callable[[TrainingSession], None], options: RunOptions
 ) -> TrainResult:
     """Run `loop` inside a session, from the run directory's creation to the last callback."""
-    with Watchdog(config, calls_of(parts.envs)) as watchdog:
+    with Watchdog(config, parts.collector.calls) as watchdog:
         session = _open_session(config, parts, options)
         watchdog.watch(session.evaluator.calls)
         watchdog.rescue = session.rescue
@@ -91,25 +89,24 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
     """Everything that can go wrong in setting up does so before the directory is made."""
     saved = options.checkpoint_state
     if saved is None:
-        obs, _ = parts.envs.reset()
+        parts.collector.start()
         run = create_training_run(config, options.run_suffix, output_dir=options.output_dir)
-        return TrainingSession(config, parts, run, options.callbacks, obs)
+        return TrainingSession(config, parts, run, options.callbacks)
     with refusing_misfits(config):
         progress = SavedProgress.from_state(saved.trainer_state)
         parts.learner.load_state_dict(saved.algorithm_state)
         parts.buffer.load_state_dict(saved.buffer_state)
-        unrepeatable = check_replays(config, progress)  # before the envs of this process do anything
-        restoration = parts.envs.restore(progress.envs, progress.obs)
+        samples = [ReplaySample.from_state(sample) for sample in progress.collector["samples"]]
+        unrepeatable = check_replays(config, samples)  # before the envs of this process do anything
+        given_up = parts.collector.restore(progress.collector)
         parent = {"run_id": saved.metadata["run_id"], "step": progress.global_step}
-    failures = [f"env {index} began a new episode, because {why}" for index, why in restoration.failures.items()]
+    failures = [f"env {index} began a new episode, because {why}" for index, why in given_up.items()]
     differences = find_differences(config, saved, options.scheduled)
     note = ResumeNote(progress.global_step, (*failures, *unrepeatable, *differences))
     if failures or unrepeatable:
         warnings.warn(str(note), stacklevel=2)
     if failures:
-        parts.buffer.cut(list(restoration.failures), progress.obs)
-        parts.learner.begin_episodes(np.isin(np.arange(parts.envs.num_envs), list(restoration.failures)))
-        progress = progress.without_actions()
+        parts.buffer.cut(list(given_up), progress.collector["obs"].numpy())
     if options.lock is not None:
         run = reopen_training_run(options.lock, config, note)
         run.segments.adopt(saved.buffer_state)
@@ -118,7 +115,7 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
         update_metadata(run.run_context, parent=parent)
         note_resume(run.run_context, note)
         progress = progress.forked()
-    session = TrainingSession(config, parts, run, options.callbacks, restoration.obs, progress=progress)
+    session = TrainingSession(config, parts, run, options.callbacks, progress)
     session.state.resumed = note
     session.was_compiled = config.compile == "on" and saved.metadata.get("packages") is not None
     return session

@@ -12,10 +12,10 @@ from rl_training.algorithms.base import OffPolicyLearner, OffPolicyParams
 from rl_training.data.replay_buffer import ReplayBuffer, transition_bytes
 from rl_training.data.sampling import Sampler
 from rl_training.envs.factory import check_num_envs, make_env
-from rl_training.envs.vector.sync import EpisodeVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import check_memory
-from rl_training.runtime.collector import collect_transitions
+from rl_training.runtime.collector import LocalCollector, Transition
 from rl_training.runtime.plan import Stretch, TrainingPlan, count_events, round_up
 from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.wiring import Wiring
@@ -23,17 +23,21 @@ from rl_training.runtime.wiring import Wiring
 BuildOffPolicyLearner = Callable[[TrainConfig, spaces.Space[Any], spaces.Space[Any]], OffPolicyLearner]
 
 
-def run_off_policy(
-    session: TrainingSession, envs: EpisodeVectorEnv, learner: OffPolicyLearner, replay: ReplayBuffer
-) -> None:
+def add_to_replay(replay: ReplayBuffer, learner: OffPolicyLearner, step: Transition) -> None:
+    """Store one step of every env, and let the learner's running statistics take it in."""
+    obs, actions, rewards, next_obs, terminated, truncated = step
+    replay.add(obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, dones=terminated, truncated=truncated)
+    learner.normalizer.observe(obs, rewards, terminated | truncated)
+
+
+def run_off_policy(session: TrainingSession, learner: OffPolicyLearner, replay: ReplayBuffer) -> None:
     """Train until the session is finished. A vector step counts `num_envs` env steps, so the budget may be passed."""
     while not session.finished:
         before = session.iterated_at
-        steps = session.state.global_step, next_boundary(learner.params, session.config, before)
-        with session.collecting() as collection:
-            collect_transitions(envs, learner, replay, collection, steps=steps, interrupted=session.interrupted)
+        until = next_boundary(learner.params, session.config, before)
+        session.collect(partial(add_to_replay, replay, learner), until)
         now = session.state.global_step
-        if now < steps[1]:
+        if now < until:
             return
         owed = updates_owed(learner.params, before, now)
         if owed:
@@ -86,10 +90,11 @@ def build_replay(config: TrainConfig, learner: OffPolicyLearner, sampler: Sample
     )
 
 
-def wire_off_policy(config: TrainConfig, envs: EpisodeVectorEnv, learner: OffPolicyLearner, sampler: Sampler) -> Wiring:
+def wire_off_policy(config: TrainConfig, envs: VectorEnv, learner: OffPolicyLearner, sampler: Sampler) -> Wiring:
     """A replay buffer for the learner, and the loop over both."""
     replay = build_replay(config, learner, sampler)
-    return Wiring(TrainingParts(learner, replay, envs), lambda session: run_off_policy(session, envs, learner, replay))
+    parts = TrainingParts(learner, replay, LocalCollector(envs, learner.make_actor(range(config.num_envs))))
+    return Wiring(parts, lambda session: run_off_policy(session, learner, replay))
 
 
 def replay_bytes(learner: OffPolicyLearner) -> int:

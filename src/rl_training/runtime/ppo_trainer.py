@@ -9,11 +9,12 @@ from gymnasium import spaces
 from rl_training.algorithms.ppo import PPOLearner, PPOParams
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.factory import check_num_envs, make_env
-from rl_training.envs.vector.sync import EpisodeVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
+from rl_training.errors import EnvironmentSetupError
 from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.memory import check_memory
 from rl_training.policies.actor_critic import ActorCritic
-from rl_training.policies.noise import build_noise
+from rl_training.runtime.collector import LocalCollector
 from rl_training.runtime.on_policy import run_on_policy
 from rl_training.runtime.plan import Stretch, TrainingPlan, count_events, round_up
 from rl_training.runtime.run_utils import resolve_device
@@ -35,12 +36,14 @@ def build_ppo_learner(
     """An untrained learner whose weights depend on the run's seed alone."""
     params = resolve_ppo_params(config)
     network = params.network_spec(resolve_device(config.device))
-    stream = make_stream(config.seed, "acting")
-    noise = build_noise(stream, action_space, correlation=params.noise_correlation, num_envs=config.num_envs)
-    policy = ActorCritic(observation_space, action_space, network, noise)
+    if params.noise_correlation and not isinstance(action_space, spaces.Box):
+        raise EnvironmentSetupError(
+            f"noise_correlation={params.noise_correlation} needs continuous actions, the action space is "
+            f"{action_space}; leave it out"
+        )
+    policy = ActorCritic(observation_space, action_space, network, make_stream(config.seed, "predictions"))
     policy.initialise(make_torch_generator(config.seed, "initialisation"), params.log_std_init)
-    setup = learner_setup(config, make_stream(config.seed, "minibatches"), observation_space, action_space)
-    return PPOLearner(policy, params, setup)
+    return PPOLearner(policy, params, learner_setup(config, observation_space, action_space))
 
 
 def build_rollout(config: TrainConfig, learner: PPOLearner) -> RolloutBuffer:
@@ -99,12 +102,13 @@ def plan_ppo(config: TrainConfig) -> TrainingPlan:
     )
 
 
-def wire_ppo(config: TrainConfig, envs: EpisodeVectorEnv) -> Wiring:
+def wire_ppo(config: TrainConfig, envs: VectorEnv) -> Wiring:
     """Learner and rollout on these envs."""
     learner = build_ppo_learner(config, envs.single_observation_space, envs.single_action_space)
     check_rollout_memory(config, learner)
     rollout = build_rollout(config, learner)
-    return Wiring(TrainingParts(learner, rollout, envs), lambda session: run_on_policy(session, envs, learner, rollout))
+    parts = TrainingParts(learner, rollout, LocalCollector(envs, learner.make_actor(range(config.num_envs))))
+    return Wiring(parts, lambda session: run_on_policy(session, learner, rollout))
 
 
 train_ppo = build_train_fn(resolve_ppo_params, wire_ppo, plan_ppo)

@@ -6,9 +6,8 @@ from gymnasium import spaces
 
 from rl_training.algorithms.sac import SACLearner, SACParams
 from rl_training.data.sampling import UniformSampler
-from rl_training.envs.vector.sync import EpisodeVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.experiment.config import TrainConfig, resolve_params
-from rl_training.policies.noise import build_noise
 from rl_training.policies.soft_actor_critic import SquashedActor, TwinCritics
 from rl_training.runtime.off_policy import plan_off_policy, wire_off_policy
 from rl_training.runtime.plan import TrainingPlan
@@ -30,15 +29,12 @@ def build_sac_learner(
     """An untrained learner whose weights depend on the run's seed alone."""
     params = resolve_sac_params(config)
     network = params.network_spec(resolve_device(config.device))
-    stream = make_stream(config.seed, "acting")
-    noise = build_noise(stream, action_space, correlation=params.noise_correlation, num_envs=config.num_envs)
-    policy = SquashedActor(observation_space, action_space, network, noise)
+    policy = SquashedActor(observation_space, action_space, network, make_stream(config.seed, "predictions"))
     critics = TwinCritics(policy.encoder.size, policy.actions.size, network)
     generator = make_torch_generator(config.seed, "initialisation")
     policy.initialise(generator)
     critics.initialise(generator)
-    setup = learner_setup(config, make_stream(config.seed, "update_noise"), observation_space, action_space)
-    return SACLearner(policy, critics, params, setup)
+    return SACLearner(policy, critics, params, learner_setup(config, observation_space, action_space))
 
 
 def build_sac_sampler(config: TrainConfig) -> UniformSampler:
@@ -46,7 +42,7 @@ def build_sac_sampler(config: TrainConfig) -> UniformSampler:
     return UniformSampler(make_stream(config.seed, "replay"))
 
 
-def wire_sac(config: TrainConfig, envs: EpisodeVectorEnv) -> Wiring:
+def wire_sac(config: TrainConfig, envs: VectorEnv) -> Wiring:
     """Learner and replay buffer on these envs."""
     learner = build_sac_learner(config, envs.single_observation_space, envs.single_action_space)
     return wire_off_policy(config, envs, learner, build_sac_sampler(config))

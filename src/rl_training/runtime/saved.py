@@ -3,12 +3,10 @@
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-import numpy as np
-import torch
-
-from rl_training.envs.samples import ReplaySample
 from rl_training.runtime.collector import Episode
 from rl_training.runtime.types import MetricDict
+
+_COLLECTOR_FIELDS = ("envs", "obs", "actions", "acting", "samples")
 
 
 @dataclass(frozen=True)
@@ -28,43 +26,28 @@ class SavedProgress:
     iterated_at: int
     """The env step at which the newest whole iteration of the loop ended."""
     episodes: tuple[Episode, ...]
-    envs: dict[str, Any]
-    obs: Any
-    """What the envs show, [env, ...]."""
-    actions: Any
-    """Drawn for `obs` and not taken, when an env failed with them; else none."""
     callbacks: list[dict[str, Any]]
-    samples: tuple[ReplaySample, ...]
-    """What fresh envs must reproduce for a resume to be exact."""
+    collector: dict[str, Any]
+    """Where the envs are, and what fresh envs must reproduce for a resume to be exact."""
 
     def state_dict(self) -> dict[str, Any]:
         """As tensors and plain values."""
-        state = {field.name: getattr(self, field.name) for field in fields(self)}
+        state = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "collector"}
         state["episodes"] = [tuple(episode) for episode in self.episodes]
-        state["samples"] = [sample.state_dict() for sample in self.samples]
-        for name in ("obs", "actions"):
-            state[name] = None if state[name] is None else torch.from_numpy(np.array(state[name]))
-        return state
+        return {**state, **self.collector}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "SavedProgress":
         """Out of a checkpoint's trainer state."""
-        recorded = state.get("samples", ())  # older checkpoints have none
-        values = {field.name: state[field.name] for field in fields(cls) if field.name != "samples"}
-        values["samples"] = tuple(ReplaySample.from_state(sample) for sample in recorded)
+        state = {"samples": [], "acting": {}, **state}  # older checkpoints have neither
+        values = {field.name: state[field.name] for field in fields(cls) if field.name != "collector"}
         values["episodes"] = tuple(Episode(*episode) for episode in state["episodes"])
-        for name in ("obs", "actions"):
-            values[name] = None if state[name] is None else state[name].numpy()
-        return cls(**values)
+        return cls(**values, collector={name: state[name] for name in _COLLECTOR_FIELDS})
 
     def forked(self) -> "SavedProgress":
         """For a new directory, where the parent's best checkpoint does not lie and whose clocks begin at 0."""
         untimed = {name: value for name, value in self.metrics.items() if not name.startswith("time/")}
         return replace(self, best_return=None, metrics=untimed)
-
-    def without_actions(self) -> "SavedProgress":
-        """For envs that do not show what the actions were drawn for."""
-        return replace(self, actions=None)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ import math
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from rl_training.algorithms.base import Learner, UpdateResult
-from rl_training.envs.vector.sync import EpisodeVectorEnv
 from rl_training.errors import CheckpointError, NonFiniteUpdateError, TrainingInterrupted, describe_error
 from rl_training.experiment.checkpointing import (
     BEST_NAME,
@@ -27,7 +25,7 @@ from rl_training.experiment.digests import digest
 from rl_training.experiment.runs import read_metadata
 from rl_training.experiment.schedules import crosses
 from rl_training.runtime.callbacks import CallbackList
-from rl_training.runtime.collector import Collection, CollectResult, Episode, episode_metrics
+from rl_training.runtime.collector import Collector, CollectResult, Episode, Transition, episode_metrics
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.exactness import EAGER_NOW, packages_in_use
 from rl_training.runtime.run_utils import TrainingRun, save_training_checkpoint
@@ -60,7 +58,7 @@ class TrainingParts:
 
     learner: Learner
     buffer: Buffer
-    envs: EpisodeVectorEnv
+    collector: Collector
 
 
 class TrainingSession:
@@ -72,16 +70,12 @@ class TrainingSession:
         parts: TrainingParts,
         run: TrainingRun,
         callbacks: CallbackList,
-        obs: Any,
-        *,
         progress: SavedProgress | None = None,
     ) -> None:
         self.config = config
         self.parts = parts
         self.callbacks = callbacks
         self.state = TrainerState(config.algo, run.run_context.run_dir, config)
-        self.obs = obs
-        """What the envs show now."""
         self.iterated_at = 0
         """The env step at which the newest whole iteration of the loop ended."""
         self.signal_number: int | None = None
@@ -96,8 +90,6 @@ class TrainingSession:
             ("save", config.checkpoint_interval),
         )
         self._due: list[str] = []
-        self._actions: Any = None
-        self._collection: Collection | None = None
         self._half_learnt = False
         self._num_updates_here = 0
         self.was_compiled = False
@@ -136,22 +128,19 @@ class TrainingSession:
             self.save()
         self.do_due_work()
 
-    @contextmanager
-    def collecting(self) -> Iterator[Collection]:
-        """Count what is collected from here on, also when an exception cuts it short; then tell the callbacks."""
-        self._collection = Collection(self.obs, self._actions)
+    def collect(self, store: Callable[[Transition], None], until: int) -> None:
+        """Collect up to env step `until`, count what came in, also when an exception cuts it short, and announce it."""
+        steps = range(self.state.global_step, until, self.config.num_envs)
         started = perf_counter()
         try:
-            yield self._collection
+            self.parts.collector.collect(store, steps, self.interrupted)
         finally:
             self._time_split.add("collect", started)
-            result = self._count(self._collection)
-            self._collection = None
+            result = self._count_collected()
         self.callbacks.on_collect_end(self.state, result)
 
-    def _count(self, collection: Collection) -> CollectResult:
-        self.obs, self._actions = collection.obs, collection.actions
-        result = collection.result()
+    def _count_collected(self) -> CollectResult:
+        result = self.parts.collector.take_result()
         self.state.global_step += result.num_env_steps
         self.state.num_episodes += result.num_episodes
         if result.episodes:
@@ -222,11 +211,11 @@ class TrainingSession:
         self._logged_at_step = self._timed_from_step = step
         trained = {name: value for name, value in self.state.metrics.items() if not name.startswith("eval/")}
         self._run.logger.log_metrics(trained, step=step)
-        self._run.logger.log_digest(digest([self.parts.learner.state_dict(), self.obs]), step=step)
+        self._run.logger.log_digest(digest([self.parts.learner.state_dict(), self.parts.collector.obs]), step=step)
         self._done("log")
         self._check_mode()
-        if not self.parts.envs.tracker.recorder.full:
-            self._begin_samples()
+        if not self.parts.collector.has_all_samples:
+            self.parts.collector.begin_samples()
 
     def _check_mode(self) -> None:
         """Correct the note of a resume if the updates, which were compiled before, cannot be compiled here."""
@@ -288,13 +277,7 @@ class TrainingSession:
         self._saved_at_step, self._saved_at_time = self.state.global_step, time.monotonic()
         prune_checkpoints(self._checkpoint_path.parent, self.config.keep_checkpoints)
         self._note_progress()
-        self._begin_samples()
-
-    def _begin_samples(self) -> None:
-        """Record what some of the envs do next, unless that is being done: a resume compares fresh envs with it."""
-        envs = self.parts.envs
-        if not (envs.tracker.recorder.recording or envs.tracker.out_of_step):
-            envs.tracker.begin_samples(envs.state_dict()["states"], self.obs)
+        self.parts.collector.begin_samples()
 
     def _write_checkpoint(self, name: str | None) -> Path:
         self.saving = True
@@ -329,11 +312,8 @@ class TrainingSession:
             due=list(self._due),
             iterated_at=self.iterated_at,
             episodes=tuple(self._episodes),
-            envs=self.parts.envs.state_dict(),
-            obs=self.obs,
-            actions=self._actions,
             callbacks=self.callbacks.state_dict(),
-            samples=self.parts.envs.tracker.recorder.samples(),
+            collector=self.parts.collector.state_dict(),
         )
 
     def _restore(self, saved: SavedProgress) -> None:
@@ -348,9 +328,7 @@ class TrainingSession:
         self._logged_at_step, self.iterated_at = saved.logged_at, saved.iterated_at
         self._due = list(saved.due)
         self._episodes.extend(saved.episodes)
-        self._actions = saved.actions
         self.callbacks.load_state_dict(saved.callbacks)
-        self.parts.envs.tracker.recorder.load(saved.samples)
 
     def final_metrics(self) -> MetricDict:
         """What a `TrainResult` reports."""
@@ -389,8 +367,7 @@ class TrainingSession:
 
     def rescue(self, error: BaseException) -> None:
         """Do as `fail` does, called from another thread while the run's own thread is stuck in an env."""
-        if self._collection is not None:
-            self._count(self._collection)
+        self._count_collected()
         self.fail(error)
         self._attempt(self._run.close)
 

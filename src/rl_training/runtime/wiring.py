@@ -5,13 +5,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 from gymnasium import spaces
 
 from rl_training.algorithms.base import LearnerParams, LearnerSetup
 from rl_training.compiling import compiling_pays
 from rl_training.envs.factory import has_time_limit, make_vector_env, resolve_vectorization
-from rl_training.envs.vector.sync import EpisodeVectorEnv
+from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig, with_resolved_params
 from rl_training.experiment.locking import RunLock
@@ -41,14 +40,12 @@ def with_resolved_compile(config: TrainConfig, params: StrictModel) -> TrainConf
 
 
 def learner_setup(
-    config: TrainConfig,
-    stream: np.random.Generator,
-    observation_space: spaces.Space[Any],
-    action_space: spaces.Space[Any],
+    config: TrainConfig, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
 ) -> LearnerSetup:
     """What a learner for these spaces gets from a run with this config."""
     described = repr((config.algo, sorted(config.algo_kwargs.items()), observation_space, action_space))
-    return LearnerSetup(config.total_timesteps, stream, compile_as=described if config.compile == "on" else None)
+    compile_as = described if config.compile == "on" else None
+    return LearnerSetup(config.total_timesteps, config.seed, config.num_envs, compile_as)
 
 
 def _evaluation_limit(config: TrainConfig) -> str | None:
@@ -85,7 +82,7 @@ class Wiring:
 
 def build_train_fn(
     resolve_params: Callable[[TrainConfig], StrictModel],
-    wire: Callable[[TrainConfig, EpisodeVectorEnv], Wiring],
+    wire: Callable[[TrainConfig, VectorEnv], Wiring],
     plan: Callable[[TrainConfig], TrainingPlan] | None = None,
 ) -> TrainFn:
     """The train function of an algorithm. Nothing is written to disk before its parts are wired.

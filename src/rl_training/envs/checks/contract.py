@@ -13,7 +13,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from rl_training.envs.checks.findings import Finding, Subject, random_actions
 from rl_training.envs.checks.recording import obs_fault
-from rl_training.envs.vector.sync import AnyEnv
+from rl_training.envs.restore import AnyEnv
 from rl_training.errors import describe_error
 
 # Advice that does not apply here: actions are scaled to their bounds, and those of observations are not used.

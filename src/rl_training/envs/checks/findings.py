@@ -8,7 +8,7 @@ from typing import Any, Literal
 from gymnasium import spaces
 
 from rl_training.envs.factory import make_single_env
-from rl_training.envs.vector.sync import AnyEnv
+from rl_training.envs.restore import AnyEnv
 from rl_training.errors import describe_error
 from rl_training.streams import derive_seed
 

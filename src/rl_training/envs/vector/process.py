@@ -15,11 +15,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
-from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds
-from rl_training.envs.guard import REPLAYED_STEP, RESET_PATIENCE
+from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds, StepResult
+from rl_training.envs.guard import REPLAYED_STEP, RESET_PATIENCE, EnvCalls
 from rl_training.envs.restore import bring_back, restore_env
 from rl_training.envs.vector.pool import Failures, WorkerFailure, WorkerPool
-from rl_training.envs.vector.protocol import EnvFactory, Restoration, StepResult, finish_restore, finish_step
+from rl_training.envs.vector.protocol import EnvFactory, Restoration
 from rl_training.envs.vector.serving import BringBack, Command, SharedArrays, make_shared_memory
 from rl_training.errors import CheckpointError, EnvironmentSetupError, EnvironmentStepError, TrainingStateError
 
@@ -59,13 +59,15 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
         env_fns: Sequence[EnvFactory],
         run_seed: int,
         *,
+        first_env: int = 0,
         envs_per_worker: int = 1,
         step_timeout: float = 5.0,
         max_restarts: int = 3,
     ) -> None:
         self.num_envs = len(env_fns)
         self._adopt_description(env_fns[0])
-        self.tracker = EpisodeTracker(self.num_envs, run_seed, self.single_observation_space)
+        self.tracker = EpisodeTracker(self.num_envs, run_seed, self.single_observation_space, first_env=first_env)
+        self.calls: list[EnvCalls] = []  # none in this process: the workers are supervised here
         self._step_timeout = step_timeout
         self._max_restarts = max_restarts
         memory = make_shared_memory(self.single_observation_space, self.num_envs, multiprocessing.get_context())
@@ -148,7 +150,7 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
         infos = self._merge_infos(self._ask(task))
         arrays = self._arrays
         result = (arrays.read(block), arrays.rewards.copy(), arrays.terminated.copy(), arrays.truncated.copy(), infos)
-        finish_step(self.tracker, taken, result)
+        self.tracker.finish_step(taken, result)
         self._block = block
         return result
 
@@ -182,7 +184,8 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
             locate=tracker.locate_restore,
         )
         failures = self._ask(task)
-        return finish_restore(tracker, failures, self.reset, lambda: self._arrays.read(self._block))
+        obs = tracker.finish_restore(failures, self.reset, lambda: self._arrays.read(self._block))
+        return Restoration(obs, failures)
 
     def _restore_commands(
         self, chosen: BoolArray, obs: Sequence[Any], how: BringBack, states: Sequence[Any]

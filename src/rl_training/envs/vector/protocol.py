@@ -1,20 +1,16 @@
-"""What the vector envs share, whether their envs live in this process or in others."""
+"""Vector envs: what the loops call, and what a batched env of another package must offer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Box
-from gymnasium.vector.utils import concatenate, create_empty_array
 
-from rl_training.envs.episodes import Array, BoolArray, DoubleArray, EpisodeTracker, ResetResult
+from rl_training.envs.episodes import EpisodeTracker, ResetResult, Seeds, StepResult
+from rl_training.envs.guard import EnvCalls
 from rl_training.envs.restore import AnyEnv
-from rl_training.errors import EnvironmentStepError
 
 EnvFactory = Callable[[], AnyEnv]
-StepResult = tuple[Any, DoubleArray, BoolArray, BoolArray, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -25,54 +21,55 @@ class Restoration:
     failures: dict[int, str] = field(default_factory=dict)
 
 
-def finish_step(tracker: EpisodeTracker, actions: Array, result: StepResult) -> StepResult:
-    """Check and count a step that all envs have taken; its infos tell of the episodes that ended with it."""
-    obs, rewards, terminated, truncated, infos = result
-    tracker.check_numbers(obs, actions, rewards)
-    infos.update(tracker.record(actions, rewards, terminated | truncated))
-    if tracker.recorder.recording:
-        tracker.recorder.record_step(actions, obs, rewards, terminated, truncated)
-    return result
+class VectorEnv(Protocol):
+    """Some of the envs of a run behind one interface, without automatic resets.
 
-
-def finish_restore(
-    tracker: EpisodeTracker, failures: dict[int, str], reset: Callable[..., ResetResult], shown: Callable[[], Any]
-) -> Restoration:
-    """Begin the next episode of the envs that had ended or could not be brought back."""
-    restarted = tracker.ended.copy()
-    restarted[list(failures)] = True
-    obs = reset(options={"reset_mask": restarted})[0] if restarted.any() else shown()
-    tracker.out_of_step = False
-    return Restoration(obs, failures)
-
-
-def batch_obs(space: Space[Any], observations: Sequence[Any], locate: Callable[[int], str]) -> Any:
-    """The observations in fresh memory: what a caller keeps is never written again, neither by us nor by an env.
-
-    One that does not fit its space is refused; `locate` describes where it came from, given its index.
+    Every episode has its own seed, a function of the run's seed, the env's index and the episode's number, so
+    trajectories do not depend on how the envs are stepped.
     """
-    try:
-        if isinstance(space, Box):  # what Gymnasium's functions do for it, in a fraction of the time
-            batch = np.array(observations)
-            if batch.shape[1:] == space.shape and batch.dtype == space.dtype:
-                return batch
-            return np.stack(observations, out=np.empty((len(observations), *space.shape), space.dtype))
-        fresh: Any = create_empty_array(space, len(observations), fn=np.empty)
-        return concatenate(space, observations, fresh)
-    except (TypeError, ValueError):
-        for index, obs in enumerate(observations):
-            problem = misfit(space, obs)
-            if problem:
-                raise EnvironmentStepError(f"{locate(index)}: {problem}") from None
-        raise
+
+    num_envs: int
+    single_observation_space: Space[Any]
+    single_action_space: Space[Any]
+    tracker: EpisodeTracker
+    """Counts the episodes of every env."""
+    calls: list[EnvCalls]
+    """The env calls of this process, which a watchdog looks at; none if the envs live in other processes."""
+
+    def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> ResetResult:
+        """Start the next episode of every env that `options["reset_mask"]` names, or of all."""
+
+    def step(self, actions: Any) -> StepResult:
+        """Step all envs; at the end of an episode, the observation is the true last one of that episode."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what brings every env back to where it is."""
+
+    def restore(self, state: dict[str, Any], last_obs: Any) -> Restoration:
+        """Bring every env back to where `state` was taken, when it showed `last_obs` [env, ...]."""
+
+    def close(self) -> None:
+        """Release what the envs hold."""
 
 
-def misfit(space: Space[Any], obs: Any) -> str | None:
-    """How an observation misses its space's shape or type, if it does."""
-    given = np.asarray(obs)
-    if given.shape == space.shape and np.can_cast(given.dtype, space.dtype or given.dtype, "same_kind"):
-        return None
-    return (
-        f"expected an observation of shape {space.shape} and type {space.dtype}, "
-        f"got shape {given.shape} and type {given.dtype}"
-    )
+class BatchedEnv(Protocol):
+    """Envs of another package that are stepped together, as a `gymnasium.vector.VectorEnv` with autoreset disabled.
+
+    It is made with `num_envs` and the config's `env_kwargs` as keyword arguments.
+    """
+
+    num_envs: int
+    single_observation_space: Space[Any]
+    single_action_space: Space[Any]
+
+    def reset(self, *, seed: list[int | None], options: dict[str, Any]) -> ResetResult:
+        """Begin a new episode in the envs that `options["reset_mask"]` [env] marks, each with its own seed.
+
+        The observations [env, ...] are those of all envs, the others' unchanged.
+        """
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all envs; return observations, rewards, terminated, truncated (all [env, ...]) and infos."""
+
+    def close(self) -> None:
+        """Release what the envs hold."""

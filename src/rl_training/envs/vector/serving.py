@@ -20,10 +20,10 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector.utils import create_shared_memory, read_from_shared_memory, write_to_shared_memory
 
-from rl_training.envs.episodes import Array
+from rl_training.envs.episodes import Array, misfit
 from rl_training.envs.restore import AnyEnv, Restored, capture_state
 from rl_training.envs.samples import RunningEpisode
-from rl_training.envs.vector.protocol import EnvFactory, misfit
+from rl_training.envs.vector.protocol import EnvFactory
 from rl_training.errors import describe_error
 from rl_training.processes import kill_descendants, kill_group, kill_tree
 from rl_training.signals import STOP_SIGNALS, handled_stop_signals

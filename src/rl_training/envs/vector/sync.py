@@ -1,8 +1,4 @@
-"""Vector envs with autoreset off, an explicit seed per episode, and statistics for all envs at once.
-
-A `reset` without a seed starts the next episode of every env that it concerns, with that episode's own seed; so
-trajectories do not depend on the kind of vector env.
-"""
+"""A vector of envs that are stepped one after the other in this process."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,23 +6,20 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds
+from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds, StepResult, batch_obs
 from rl_training.envs.guard import ENV_FAILURES, STEP_PATIENCE, EnvCalls
-from rl_training.envs.restore import AnyEnv, capture_state, restore_env
-from rl_training.envs.vector.native import NativeEpisodeVectorEnv
-from rl_training.envs.vector.process import AsyncEpisodeVectorEnv
-from rl_training.envs.vector.protocol import EnvFactory, Restoration, StepResult, batch_obs, finish_restore, finish_step
-
-__all__ = ["AnyEnv", "EpisodeVectorEnv", "Restoration", "SyncEpisodeVectorEnv", "calls_of"]
+from rl_training.envs.restore import capture_state, restore_env
+from rl_training.envs.vector.protocol import EnvFactory, Restoration
 
 
 class SyncEpisodeVectorEnv(SyncVectorEnv):
     """Steps every env in this process."""
 
-    def __init__(self, env_fns: Sequence[EnvFactory], run_seed: int) -> None:
+    def __init__(self, env_fns: Sequence[EnvFactory], run_seed: int, *, first_env: int = 0) -> None:
         super().__init__(env_fns, autoreset_mode=AutoresetMode.DISABLED)
-        self.tracker = EpisodeTracker(self.num_envs, run_seed, self.single_observation_space)
-        self.calls = EnvCalls()
+        self.tracker = EpisodeTracker(self.num_envs, run_seed, self.single_observation_space, first_env=first_env)
+        self._calls = EnvCalls()
+        self.calls = [self._calls]
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start the next episode of every env that `options["reset_mask"]` names, or of all."""
@@ -38,7 +31,7 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
 
         infos: dict[str, Any] = {}
         for index in np.flatnonzero(mask).tolist():
-            with self.calls.slow(locate, index):
+            with self._calls.slow(locate, index):
                 self._env_obs[index], info = self.envs[index].reset(seed=seeds[index], options=options)
                 infos = self._add_info(infos, info, index)
         return batch_obs(self.single_observation_space, self._env_obs, locate), infos
@@ -55,7 +48,7 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
         terminated = np.empty(self.num_envs, dtype=np.bool_)
         truncated = np.empty(self.num_envs, dtype=np.bool_)
         infos: dict[str, Any] = {}
-        calls = self.calls
+        calls = self._calls
         calls.begin(locate)
         try:
             for index, env in enumerate(self.envs):
@@ -70,7 +63,7 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
             calls.end()
         calls.patience = STEP_PATIENCE
         batch = batch_obs(self.single_observation_space, observations, locate)
-        result = finish_step(self.tracker, taken, (batch, rewards, terminated, truncated, infos))
+        result = self.tracker.finish_step(taken, (batch, rewards, terminated, truncated, infos))
         self._env_obs = observations
         return result
 
@@ -80,7 +73,7 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
             return self.tracker.state_dict()
         states = []
         for index, env in enumerate(self.envs):
-            with self.calls.slow("env {}, get_state".format, index):
+            with self._calls.slow("env {}, get_state".format, index):
                 states.append(capture_state(env))
         return self.tracker.state_dict(states)
 
@@ -90,22 +83,12 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
         failures: dict[int, str] = {}
         for index in np.flatnonzero(~self.tracker.ended).tolist():
             episode = self.tracker.running(index, state["states"][index])
-            with self.calls.slow(self.tracker.locate_restore, index, episode.length):
+            with self._calls.slow(self.tracker.locate_restore, index, episode.length):
                 restored = restore_env(self.envs[index], episode, last_obs[index])
             self._env_obs[index] = restored.obs
             if restored.failure:
                 failures[index] = restored.failure
-        return finish_restore(
-            self.tracker,
-            failures,
-            self.reset,
-            lambda: batch_obs(self.single_observation_space, self._env_obs, self.tracker.locate),
-        )
+        return Restoration(self.tracker.finish_restore(failures, self.reset, self._shown), failures)
 
-
-EpisodeVectorEnv = SyncEpisodeVectorEnv | AsyncEpisodeVectorEnv | NativeEpisodeVectorEnv
-
-
-def calls_of(envs: EpisodeVectorEnv) -> list[EnvCalls]:
-    """The env calls to watch: those in this process. Worker processes are supervised by their owner."""
-    return [] if isinstance(envs, AsyncEpisodeVectorEnv) else [envs.calls]
+    def _shown(self) -> Any:
+        return batch_obs(self.single_observation_space, self._env_obs, self.tracker.locate)

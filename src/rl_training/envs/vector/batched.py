@@ -1,0 +1,162 @@
+"""A vector of envs that are stepped together in one call, such as Gymnasium's CartPole in NumPy."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Env
+
+from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds, StepResult
+from rl_training.envs.guard import ENV_FAILURES, STEP_PATIENCE, EnvCalls
+from rl_training.envs.restore import same_values, unreplayable
+from rl_training.envs.samples import RunningEpisode
+from rl_training.envs.vector.protocol import BatchedEnv, Restoration
+
+
+class BatchedVectorEnv:
+    """Steps a batched env, counts its episodes, and restores them by replaying all of them side by side."""
+
+    def __init__(
+        self, env: BatchedEnv, run_seed: int, *, first_env: int = 0, max_episode_steps: int | None = None
+    ) -> None:
+        """`max_episode_steps` truncates episodes, as `gymnasium.make` does for single envs."""
+        self._env = env
+        self._max_episode_steps = max_episode_steps
+        self.num_envs = env.num_envs
+        self.single_observation_space = env.single_observation_space
+        self.single_action_space = env.single_action_space
+        self.tracker = EpisodeTracker(self.num_envs, run_seed, self.single_observation_space, first_env=first_env)
+        self._calls = EnvCalls()
+        self.calls = [self._calls]
+        self._obs: Any = None
+
+    def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> ResetResult:
+        """Start the next episode of every env that `options["reset_mask"]` names, or of all."""
+        return self.tracker.reset(self._reset_envs, seed, options)
+
+    def _reset_envs(self, mask: BoolArray, seeds: list[int | None], options: dict[str, Any] | None) -> ResetResult:
+        index = int(mask.argmax())
+        with self._calls.slow(lambda index: self.tracker.locate_reset(index, seeds[index]), index):
+            obs, infos = self._env.reset(seed=seeds, options={**(options or {}), "reset_mask": mask})
+        self._obs = np.array(obs)
+        return self._obs, infos
+
+    def step(self, actions: Any) -> StepResult:
+        """Step all envs; at the end of an episode, the observation is the true last one of that episode."""
+        taken = self.tracker.begin_step(actions)
+        calls = self._calls
+        calls.index = 0  # all envs are stepped at once
+        calls.begin(lambda index: self.tracker.locate(index, taken[index]))
+        try:
+            obs, rewards, terminated, truncated, infos = self._env.step(taken)
+        except ENV_FAILURES as failure:
+            raise calls.error(failure) from failure
+        finally:
+            calls.end()
+        calls.patience = STEP_PATIENCE
+        if self._max_episode_steps is not None:
+            truncated = truncated | (self.tracker.lengths + 1 >= self._max_episode_steps)
+        numbers = np.array(rewards, np.float64), np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        result = self.tracker.finish_step(taken, (np.array(obs), *numbers, dict(infos)))
+        self._obs = result[0]
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what brings every env back to where it is."""
+        return self.tracker.state_dict()
+
+    def restore(self, state: dict[str, Any], last_obs: Any) -> Restoration:
+        """Bring every env back to where `state` was taken, when it showed `last_obs` [env, ...]."""
+        self.tracker.load_state_dict(state)
+        running = {index: self.tracker.running(index) for index in np.flatnonzero(~self.tracker.ended).tolist()}
+        reasons = {index: unreplayable(episode) for index, episode in running.items()}
+        failures = {index: reason for index, reason in reasons.items() if reason}
+        replayed = {index: episode for index, episode in running.items() if index not in failures}
+        if replayed:
+            longest = max(replayed, key=lambda index: replayed[index].length)
+            with self._calls.slow(self.tracker.locate_restore, longest, replayed[longest].length):
+                failures |= self._replay(replayed, last_obs)
+        return Restoration(self.tracker.finish_restore(failures, self.reset, lambda: self._obs), failures)
+
+    def _replay(self, episodes: Mapping[int, RunningEpisode], last_obs: Any) -> dict[int, str]:
+        """Play all episodes again so that they reach their newest step together; return which failed, and why."""
+        lengths = np.zeros(self.num_envs, np.int64)
+        seeds: list[int | None] = [0] * self.num_envs
+        for index, episode in episodes.items():
+            lengths[index], seeds[index] = episode.length, episode.seed
+        remaining = int(lengths.max())
+        returns = np.zeros(self.num_envs)
+        failures: dict[int, str] = {}
+        waits = np.ones(self.num_envs, np.bool_)  # for the step at which the env's own episode begins
+        obs = self._begin(waits, seeds)
+        while True:
+            begins = waits & (lengths == remaining)
+            if begins.any():
+                obs = self._begin(begins, seeds)
+                waits &= ~begins
+            if remaining == 0:
+                break
+            actions = _actions_at(remaining, episodes, self.num_envs)
+            obs, rewards, terminated, truncated, _ = self._env.step(actions)
+            ended = np.asarray(terminated | truncated)
+            returns[~waits] += np.asarray(rewards, np.float64)[~waits]
+            for index in np.flatnonzero(ended & ~waits).tolist():
+                step = lengths[index] - remaining + 1
+                failures.setdefault(index, f"the replayed episode ended with step {step} of {lengths[index]}")
+            if ended.any():  # so that no env is stepped beyond its end
+                obs = self._begin(ended, seeds)
+            remaining -= 1
+        self._obs = np.array(obs)
+        for index, episode in episodes.items():
+            if not same_values(self._obs[index], last_obs[index]):
+                failures.setdefault(index, "replaying its actions led to another observation")
+            elif returns[index] != episode.episode_return:
+                text = f"replaying its actions gave the return {returns[index]}, not {episode.episode_return}"
+                failures.setdefault(index, text)
+        return failures
+
+    def _begin(self, mask: BoolArray, seeds: list[int | None]) -> Any:
+        chosen = [seed if begins else None for seed, begins in zip(seeds, mask, strict=True)]
+        return self._env.reset(seed=chosen, options={"reset_mask": mask})[0]
+
+    def close(self) -> None:
+        """Release what the envs hold."""
+        self._env.close()
+
+
+def _actions_at(remaining: int, episodes: Mapping[int, RunningEpisode], num_envs: int) -> Any:
+    """Return the actions of all envs, so many steps before the newest one; an env that waits takes a known action."""
+    known = {index: episode.actions for index, episode in episodes.items() if episode.actions is not None}
+    spare = next(actions[0] for actions in known.values() if len(actions))
+    rows = [spare] * num_envs
+    for index, actions in known.items():
+        if remaining <= len(actions):
+            rows[index] = actions[len(actions) - remaining]
+    return np.array(rows)
+
+
+class SingleOfBatch(Env[Any, Any]):
+    """One env of a batched kind, as a single env."""
+
+    def __init__(self, env: BatchedEnv, max_episode_steps: int | None = None) -> None:
+        self._env = env
+        self._max_episode_steps = max_episode_steps
+        self._num_steps = 0
+        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
+        """Begin an episode."""
+        self._num_steps = 0
+        obs, _ = self._env.reset(seed=[seed], options={**(options or {}), "reset_mask": np.ones(1, np.bool_)})
+        return obs[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take one step."""
+        self._num_steps += 1
+        obs, rewards, terminated, truncated, _ = self._env.step(np.array([action]))
+        cut = self._max_episode_steps is not None and self._num_steps >= self._max_episode_steps
+        return obs[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]) or cut, {}
+
+    def close(self) -> None:
+        """Release what the env holds."""
+        self._env.close()
