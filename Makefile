@@ -1,4 +1,4 @@
-# `make train` and `make test` set everything up first; the second time that takes no time.
+# Every target except `clean` first creates the virtual environment, if it is missing or out of date.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,18 +22,19 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Trains the shipped presets over five seeds each and renews their receipts; takes days of CPU time, SUITE=classic an hour.
+# Train the presets of SUITE with five seeds each and renew their receipts. SUITE=classic takes about an
+# hour, and all suites together take days of CPU time.
 SUITE ?= classic
 benchmark: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[box2d,mujoco]"
 	$(BIN)/rl-training benchmark $(SUITE) --receipts src/rl_training/receipts --document docs/benchmarks.md
 
-# Kills runs at random moments, resumes them, and compares with runs that were never killed; takes about forty minutes.
+# Kill runs at random moments, resume them, and compare them with uninterrupted runs. Takes about forty minutes.
 chaos: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[box2d,mujoco]"
 	$(BIN)/python benchmarks/chaos.py --output docs/chaos.md
 
-# Times training beside Stable-Baselines3; takes about an hour on two cores, which must have nothing else to do.
+# Measure training speed next to Stable-Baselines3. Takes about an hour on two cores that are otherwise idle.
 bench: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench,mujoco,plots]"
 	$(BIN)/python benchmarks/speed.py --growth --further-runs 8 --output benchmarks/results/speed.json \

@@ -1,9 +1,10 @@
-"""Kills training runs at random moments, resumes them, and compares with the run that was never killed.
+"""Kill training runs at random moments, resume them, and compare them with uninterrupted runs.
 
-`python benchmarks/chaos.py` kills every scenario with SIGKILL, 24 times by default, and prints a table. `--output`
-writes it as Markdown. On an env that is a function of its seed and its actions, a run must end as the straight one, to
-the last bit. Other envs cannot be brought back; there, a run that differs must not have been called exact. The exit
-code is 1 when a run was lost, when one differed that should not have, or when exactness was claimed falsely.
+`python benchmarks/chaos.py` kills the runs of every scenario with SIGKILL, 24 times by default, and prints a table.
+`--output` writes it as Markdown. If an env depends only on its seed and its actions, it replays: a killed run must end
+bit-equal to the uninterrupted one. Other envs cannot be restored; if a run on such an env ends differently, its resumes
+must not have been reported as exact. The exit code is 1 if a run was lost, if a run on a replaying env ended
+differently, or if a run was falsely reported as exact.
 """
 
 import argparse
@@ -41,23 +42,23 @@ _PARAMS: dict[str, dict[str, Any]] = {
     "sac": {**_SMALL_REPLAY, "train_frequency": 2},
 }
 _BUDGETS = {"ppo": 16_384, "dqn": 12_000, "sac": 6_000}
-_SHARE_OF_LATE_KILLS = 0.8  # the others may come while a life is still being set up
+_LATE_KILL_SHARE = 0.8  # these kills wait until the run trains; the others may happen during its set-up
 _WALKS = "chaos_envs:"
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One algorithm on one env, in one kind of vector env."""
+    """One algorithm on one env with one kind of vector env."""
 
     algo: str
     env_id: str
     vectorization: str
     env_kwargs: tuple[tuple[str, Any], ...] = ()
     replays: bool = True
-    """Whether the env is a function of its seed and its actions."""
+    """Whether the env depends only on its seed and its actions."""
 
     def config(self, output_dir: Path) -> TrainConfig:
-        """A run of some seconds that saves often."""
+        """Return the config of a run that takes some seconds and saves often."""
         budget = _BUDGETS[self.algo]
         return TrainConfig(
             algo=self.algo,
@@ -79,7 +80,7 @@ class Scenario:
 
 
 def all_scenarios() -> list[Scenario]:
-    """Every algorithm on every env that it can train, then envs that do not replay."""
+    """Return every algorithm on every env that it can train, followed by envs that do not replay."""
     continuous = (("continuous", True),)
     tasks: list[tuple[str, str, tuple[tuple[str, Any], ...], bool]] = [
         *((algo, "CartPole-v1", (), True) for algo in ("ppo", "dqn")),
@@ -106,45 +107,45 @@ def all_scenarios() -> list[Scenario]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a scenario."""
+    """The result of a scenario."""
 
     kills: int
     in_saves: int
-    """Kills that left a half-written file behind."""
+    """The number of kills that left a half-written file behind."""
     lost: int
     equal: bool
     resumes: int
     exact_resumes: int
-    """Resumes that said that they were exact."""
+    """The number of resumes that were reported as exact."""
     false_claims: int
-    """Runs that differ from the straight one, although every resume said that it was exact."""
+    """The number of runs that differ from the uninterrupted one although every resume was reported as exact."""
 
-    def is_good(self, scenario: Scenario) -> bool:
-        """Whether every promise was kept."""
+    def passed(self, scenario: Scenario) -> bool:
+        """Return whether no run was lost, falsely reported as exact, or different on an env that replays."""
         return not self.lost and not self.false_claims and (self.equal or not scenario.replays)
 
 
-def live(config: TrainConfig, suffix: str) -> None:
-    """One life of a run: begin it, or go on from what the life before has left."""
-    warnings.simplefilter("ignore")  # that a dead process has left its lock is the point
-    set_start_method("fork", force=True)  # env workers as in a run from the command line, not as this process began
+def train_or_resume(config: TrainConfig, suffix: str) -> None:
+    """Start a run, or resume it if an earlier process has left a checkpoint."""
+    warnings.simplefilter("ignore")  # the lock of a killed process causes a warning, which is expected here
+    set_start_method("fork", force=True)  # start env workers as the command line does, not as this process was started
     run_dir = run_dir_of(config, suffix)
     if step_checkpoints(context_of(run_dir).checkpoints_dir):
         resume_training(run_dir)
-    else:  # killed before it had done anything
+    else:  # killed before the first checkpoint
         shutil.rmtree(run_dir, ignore_errors=True)
         get_algorithm_spec(config.algo).train_fn(config, run_suffix=suffix)
 
 
 def run_dir_of(config: TrainConfig, suffix: str) -> Path:
-    """Where `train_fn` will put a run."""
-    with tempfile.TemporaryDirectory() as elsewhere:
-        named = create_run_context(config.model_copy(update={"output_dir": Path(elsewhere)}), suffix)
-    return config.output_dir / named.run_id
+    """Return the directory in which `train_fn` will write a run."""
+    with tempfile.TemporaryDirectory() as directory:
+        context = create_run_context(config.model_copy(update={"output_dir": Path(directory)}), suffix)
+    return config.output_dir / context.run_id
 
 
 def result_of(run_dir: Path) -> tuple[dict[str, str], list[dict[str, Any]], dict[int, str]]:
-    """The digests of the final state, the metrics without what clocks measured, and the digests on the way."""
+    """Return the digests of the final state, the metrics without measured times, and the digests of all log lines."""
     context = context_of(run_dir)
     rows = [
         {name: value for name, value in row.items() if not name.startswith("time")} for row in read_metrics(context)
@@ -152,23 +153,23 @@ def result_of(run_dir: Path) -> tuple[dict[str, str], list[dict[str, Any]], dict
     return state_digests(load_checkpoint(find_checkpoint(run_dir))), rows, read_digests(context)
 
 
-def start(config: TrainConfig, suffix: str) -> BaseProcess:
-    """A life in a process of its own, forked from a server that has done nothing but import."""
+def start_process(config: TrainConfig, suffix: str) -> BaseProcess:
+    """Start or resume a run in a new process, forked from a server that has only imported modules."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["rl_training.runtime.workflows", "torch.utils.tensorboard"])
-    process = context.Process(target=live, args=(config, suffix))
+    process = context.Process(target=train_or_resume, args=(config, suffix))
     process.start()
     return process
 
 
-def wait_until_it_trains(process: BaseProcess, run_dir: Path) -> None:
-    """Wait until this life has noted in the metadata that it trains, and there is something to resume."""
+def wait_until_training(process: BaseProcess, run_dir: Path) -> None:
+    """Wait until the process has written the metadata and there is a checkpoint to resume from."""
     before = _metadata_time(run_dir)
     while process.is_alive():
         with suppress(FileNotFoundError):
             holder = (run_dir / LOCK_FILE).read_text()
-            trains = str(process.pid) in holder and _metadata_time(run_dir) != before
-            if trains and step_checkpoints(run_dir / "checkpoints"):
+            is_training = str(process.pid) in holder and _metadata_time(run_dir) != before
+            if is_training and step_checkpoints(run_dir / "checkpoints"):
                 return
         time.sleep(0.002)
 
@@ -180,39 +181,39 @@ def _metadata_time(run_dir: Path) -> int:
         return 0
 
 
-def try_scenario(scenario: Scenario, kills: int, moments: random.Random, directory: Path) -> Outcome:
-    """The straight run, then runs that are killed until `kills` are used up and the last one may end."""
+def run_scenario(scenario: Scenario, kills: int, generator: random.Random, directory: Path) -> Outcome:
+    """Train an uninterrupted run, then runs that are killed, until there were `kills` kills in total."""
     config = scenario.config(directory)
-    straight_dir = run_dir_of(config, "straight")
-    process = start(config, "straight")
-    wait_until_it_trains(process, straight_dir)
-    began = time.monotonic()
+    reference_dir = run_dir_of(config, "uninterrupted")
+    process = start_process(config, "uninterrupted")
+    wait_until_training(process, reference_dir)
+    started_at = time.monotonic()
     process.join()
-    longest_life = (time.monotonic() - began) / 8
-    straight = result_of(straight_dir)
+    max_delay = (time.monotonic() - started_at) / 8
+    reference = result_of(reference_dir)
     killed = in_saves = lost = resumes = exact = false_claims = attempt = 0
     equal = True
     while killed < kills:
         attempt += 1
         suffix = f"killed-{attempt}"
         run_dir = run_dir_of(config, suffix)
-        process = start(config, suffix)
-        halves: set[Path] = set()
+        process = start_process(config, suffix)
+        partial_files: set[Path] = set()
         while killed < kills:
-            if moments.random() < _SHARE_OF_LATE_KILLS:
-                wait_until_it_trains(process, run_dir)
-            process.join(moments.uniform(0.0, longest_life))
+            if generator.random() < _LATE_KILL_SHARE:
+                wait_until_training(process, run_dir)
+            process.join(generator.uniform(0.0, max_delay))
             if process.exitcode is not None:
                 break
             process.kill()
             process.join()
             killed += 1
-            left, halves = halves, set(run_dir.rglob("*.tmp"))
-            in_saves += bool(halves - left)
-            process = start(config, suffix)
+            earlier, partial_files = partial_files, set(run_dir.rglob("*.tmp"))
+            in_saves += bool(partial_files - earlier)
+            process = start_process(config, suffix)
         process.join()
         try:
-            same = result_of(run_dir) == straight
+            same = result_of(run_dir) == reference
             claims = [note["exact"] for note in read_metadata(context_of(run_dir)).get("resumed", [])]
             equal &= same
             resumes, exact = resumes + len(claims), exact + sum(claims)
@@ -222,8 +223,8 @@ def try_scenario(scenario: Scenario, kills: int, moments: random.Random, directo
     return Outcome(killed, in_saves, lost, equal, resumes, exact, false_claims)
 
 
-def table(outcomes: Sequence[tuple[Scenario, Outcome]]) -> str:
-    """Markdown."""
+def format_table(outcomes: Sequence[tuple[Scenario, Outcome]]) -> str:
+    """Format the outcomes as a Markdown table."""
     lines = [
         "| algorithm | env | replays | vector env | kills | in a save | resumes called exact | runs lost | bit-equal "
         "| false claims |",
@@ -241,21 +242,21 @@ def table(outcomes: Sequence[tuple[Scenario, Outcome]]) -> str:
 
 
 def main() -> int:
-    """Try all scenarios, or those that contain the words given."""
+    """Run all scenarios, or only those that match all given words."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("words", nargs="*", help="such as sac, Pendulum-v1 or async: scenarios with all of them")
-    parser.add_argument("--kills", type=int, default=24, help="per scenario")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments of death")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("words", nargs="*", help="run only scenarios with all these words, such as sac or async")
+    parser.add_argument("--kills", type=int, default=24, help="kills per scenario")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
+    parser.add_argument("--jobs", type=int, default=2, help="scenarios to run at the same time")
     parser.add_argument("--output", type=Path, help="write the table to this Markdown file")
     args = parser.parse_args()
     chosen = [each for each in all_scenarios() if set(args.words) <= {each.algo, each.env_id, each.vectorization}]
 
     def attempt(scenario: Scenario) -> tuple[Scenario, Outcome]:
         with tempfile.TemporaryDirectory() as directory:
-            moments = random.Random(f"{args.seed} {scenario}")
-            outcome = try_scenario(scenario, args.kills, moments, Path(directory))
-        print(table([(scenario, outcome)]).splitlines()[-1], flush=True)
+            generator = random.Random(f"{args.seed} {scenario}")
+            outcome = run_scenario(scenario, args.kills, generator, Path(directory))
+        print(format_table([(scenario, outcome)]).splitlines()[-1], flush=True)
         return scenario, outcome
 
     with ThreadPoolExecutor(args.jobs) as pool:
@@ -263,12 +264,15 @@ def main() -> int:
     summary = summarize(outcomes)
     print(summary)
     if args.output:
-        text = (
-            f"# Killed and resumed\n\n{__doc__.strip()}\n\n{summary}. {json.dumps(versions())}\n\n{table(outcomes)}\n"
+        parts = (
+            "# Killed and resumed",
+            __doc__.strip(),
+            f"{summary}. {json.dumps(versions())}",
+            format_table(outcomes),
         )
         args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(text)
-    return 0 if all(outcome.is_good(scenario) for scenario, outcome in outcomes) else 1
+        args.output.write_text("\n\n".join(parts) + "\n")
+    return 0 if all(outcome.passed(scenario) for scenario, outcome in outcomes) else 1
 
 
 def summarize(outcomes: Sequence[tuple[Scenario, Outcome]]) -> str:
@@ -280,7 +284,7 @@ def summarize(outcomes: Sequence[tuple[Scenario, Outcome]]) -> str:
     return (
         f"{kills} kills in {len(outcomes)} scenarios: {lost} runs lost, {false_claims} false claims of exactness; "
         f"{sum(outcome.equal for outcome in replaying)} of {len(replaying)} scenarios whose env replays are bit-equal "
-        "to the straight run"
+        "to the uninterrupted run"
     )
 
 

@@ -11,14 +11,14 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import WrapperSpec
 
-_SHOWS_AFTER = 15  # steps of an episode
+_DRIFTS_AFTER = 15  # steps of an episode
 
 Reset = tuple[Any, dict[str, Any]]
 Step = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
 class HiddenWalk(gymnasium.Env[Any, Any]):
-    """A walk that replays; its observation shows only part of its state, which decides rewards and the ending."""
+    """A walk that replays; its observation shows only part of the state that decides rewards and endings."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
@@ -26,13 +26,13 @@ class HiddenWalk(gymnasium.Env[Any, Any]):
         self.action_space: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (1,)) if continuous else spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Begin at 0."""
+        """Start at 0."""
         super().reset(seed=seed, options=options)
         self.hidden, self.steps = 0.0, 0
         return np.array([self.np_random.random()], np.float32), {}
 
     def step(self, action: Any) -> Step:
-        """Move at random, and a little as the action says."""
+        """Move randomly, with a small influence of the action."""
         push = float(np.asarray(action).item())
         self.hidden += float(self.np_random.normal()) + 0.2 * push - 0.1
         self.steps += 1
@@ -55,13 +55,13 @@ class WornWalk(HiddenWalk):
     wear = 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Begin at 0, a little more worn."""
+        """Start at 0 with a larger drift."""
         self.wear += 1e-3
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Step:
         """Drift late in the episode."""
-        if self.steps >= _SHOWS_AFTER:
+        if self.steps >= _DRIFTS_AFTER:
             self.hidden += self.wear
         return super().step(action)
 
@@ -72,33 +72,33 @@ class CountedWalk(HiddenWalk):
     episodes: ClassVar[list[int]] = [0]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Begin at 0."""
+        """Start at 0."""
         self.episodes[0] += 1
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Step:
         """Drift late in the episode."""
-        if self.steps >= _SHOWS_AFTER:
+        if self.steps >= _DRIFTS_AFTER:
             self.hidden += 1e-3 * self.episodes[0]
         return super().step(action)
 
 
 class UnseededWalk(HiddenWalk):
-    """A walk that draws from a generator that no seed reaches, late in an episode."""
+    """A walk that uses an unseeded generator late in an episode."""
 
     def __init__(self, continuous: bool = False) -> None:
         super().__init__(continuous)
         self.noise = np.random.default_rng()
 
     def step(self, action: Any) -> Step:
-        """Move a little more at random."""
-        if self.steps >= _SHOWS_AFTER:
+        """Add unseeded noise late in the episode."""
+        if self.steps >= _DRIFTS_AFTER:
             self.hidden += 1e-3 * float(self.noise.normal())
         return super().step(action)
 
 
 class ForgetfulWalk(UnseededWalk):
-    """A walk that offers its state, but not that of its own generator."""
+    """A walk that offers its state without the state of its unseeded generator."""
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of the walk."""
@@ -127,7 +127,7 @@ class LaggingActions(gymnasium.Wrapper[Any, Any, Any, Any]):
     mean = 0.0
 
     def step(self, action: Any) -> Any:
-        """Take the mean."""
+        """Pass the mean to the env."""
         self.mean += 0.1 * (float(np.asarray(action).item()) - self.mean)
         return self.env.step(self.mean)
 
@@ -136,7 +136,7 @@ class SmoothActions(LaggingActions):
     """A wrapper that passes on a running mean of the actions of the episode."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Forget the actions of the last episode."""
+        """Reset the mean."""
         self.mean = 0.0
         return super().reset(seed=seed, options=options)
 

@@ -1,8 +1,9 @@
-"""Times training beside Stable-Baselines3: the same work on both sides, each measurement in a process of its own.
+"""Measure the training speed next to Stable-Baselines3: the same work on both sides, each run in its own process.
 
-`python benchmarks/speed.py` measures every row, prints a table each, and shows where our time goes. `--gate` compares
-the ratios with the bars of `speed_report.py` and exits with 1 when one is missed; `--output`, `--chart` and
-`--document` keep the numbers as JSON, a picture and a page. Needs the extras `bench` and, for row D, `mujoco`.
+`python benchmarks/speed.py` measures every row, prints one table per row, and shows where the time of our side goes.
+`--gate` compares the ratios with the targets in `speed_report.py` and exits with 1 if one is missed. `--output`,
+`--chart` and `--document` write the numbers as JSON, a picture and a page. The extra `bench` is required and, for row
+D, `mujoco`.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from speed_report import (
     growth_chart,
     growth_table,
     load_report,
-    missed_bars,
+    missed_targets,
     row_table,
     save_report,
     split_table,
@@ -36,14 +37,14 @@ from speed_report import (
 )
 
 _CHILD = "_measure"  # the hidden subcommand
-_FIRST_FURTHER_SEED = 1_001
-_SPLIT_SHARE = 0.2  # of a row's budget, for the run that shows where the time goes
+_FIRST_EXTRA_SEED = 1_001
+_SPLIT_SHARE = 0.2  # share of a row's budget for the run that shows where the time goes
 
 
-def take(job: Job) -> Any:
-    """The answer of a fresh process to a job, in a throw-away directory, since MuJoCo logs into the current one."""
+def run_job(job: Job) -> Any:
+    """Run a job in a new process, in a temporary directory because MuJoCo writes its log to the working directory."""
     command = [sys.executable, str(Path(__file__).resolve()), _CHILD, json.dumps(asdict(job))]
-    packages = os.pathsep.join(str(Path(place).resolve()) for place in sys.path if place)  # those of this process
+    packages = os.pathsep.join(str(Path(place).resolve()) for place in sys.path if place)  # the same as in this process
     environment = {**os.environ, "PYTHONPATH": packages}
     with tempfile.TemporaryDirectory() as directory:
         answer = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=directory)
@@ -52,60 +53,60 @@ def take(job: Job) -> Any:
     return json.loads(answer.stdout.splitlines()[-1])
 
 
-def answer_job(text: str) -> None:
-    """Do one job in this process, and print its outcome as one line of JSON."""
+def execute_job(text: str) -> None:
+    """Execute one job in this process, and print its result as one line of JSON."""
     job = Job.from_plain(json.loads(text))
     if job.kind == "measure":
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         library = import_module("speed_sb3" if job.side == "sb3" else "speed_ours")
-        import_seconds = time.perf_counter() - begun
-        outcome = asdict(library.measure(job, import_seconds))
+        import_seconds = time.perf_counter() - started_at
+        result = asdict(library.measure(job, import_seconds))
     else:
         parts = import_module("speed_parts")
-        outcome = asdict(parts.split(job)) if job.kind == "split" else parts.replay_microseconds(job)
-    print(json.dumps(outcome), flush=True)
+        result = asdict(parts.split(job)) if job.kind == "split" else parts.replay_microseconds(job)
+    print(json.dumps(result), flush=True)
 
 
 def measure_row(row: Row, sides: Sequence[Side], *, rounds: int, scale: float) -> Iterator[Measurement]:
-    """Alternate between the sides, in each round with every number of threads; every other round begins at the end."""
+    """Measure all sides in turn, with every number of threads in each round; odd rounds reverse the order of sides."""
     for number in range(rounds):
         for threads in thread_counts():
             seed = 1 + number * len(thread_counts()) + threads - 1
             for side in sides if number % 2 == 0 else reversed(sides):
                 job = Job("measure", row, side, row.budget(scale), threads, seed)
-                yield replace(Measurement(**take(job)), round=number)
+                yield replace(Measurement(**run_job(job)), round=number)
 
 
-def train_further(rows: Sequence[Row], sides: Sequence[Side], *, runs: int, scale: float) -> Iterator[Outcome]:
-    """Returns of seeds that no measurement has, as many runs at once as there are cores."""
+def train_extra_runs(rows: Sequence[Row], sides: Sequence[Side], *, runs: int, scale: float) -> Iterator[Outcome]:
+    """Train runs with seeds that no measurement uses, only for their returns, with one run per core at a time."""
     jobs = [
-        Job("measure", row, side, row.budget(scale), seed=_FIRST_FURTHER_SEED + number)
+        Job("measure", row, side, row.budget(scale), seed=_FIRST_EXTRA_SEED + number)
         for row in rows
         for side in sides
         for number in range(runs)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for job, taken in zip(jobs, pool.map(take, jobs), strict=True):
-            yield Outcome(job.row.name, job.side, job.seed, taken["episode_return"])
+        for job, result in zip(jobs, pool.map(run_job, jobs), strict=True):
+            yield Outcome(job.row.name, job.side, job.seed, result["episode_return"])
 
 
 def thread_counts() -> list[int]:
-    """One, and two where there are two cores."""
+    """Return the numbers of threads to measure: 1, and 2 if there are two cores."""
     return [1] if os.cpu_count() == 1 else [1, 2]
 
 
 def split_row(row: Row, side: Side, scale: float) -> Split:
-    """Where the time of our side goes."""
-    return Split(**take(Job("split", row, side, row.budget(_SPLIT_SHARE * scale))))
+    """Measure where the time of our side goes."""
+    return Split(**run_job(Job("split", row, side, row.budget(_SPLIT_SHARE * scale))))
 
 
 def measure_growth() -> Iterator[Growth]:
-    """Speed over the number of envs, update time over the width, sampling time over the size of the replay buffer."""
+    """Measure speed over the number of envs, update time over layer width, and sampling time over replay size."""
     ppo, dqn, sac = (next(row for row in ROWS if row.algo == algo) for algo in ("ppo", "dqn", "sac"))
     for side in OURS:
         for num_envs in (1, 4, 16, 64, 256):
             row = replace(ppo, num_envs=num_envs, steps=10_000, params={**ppo.params, "num_steps": 256})
-            measured = Measurement(**take(Job("measure", row, side, row.budget(1.0))))
+            measured = Measurement(**run_job(Job("measure", row, side, row.budget(1.0))))
             yield Growth("PPO envs", num_envs, side, measured.steps_per_wall_second, "env steps per second")
         for base in (ppo, sac):
             for width in (64, 256, 1024):
@@ -114,18 +115,18 @@ def measure_growth() -> Iterator[Growth]:
                 yield Growth(f"{base.algo.upper()} width", width, side, milliseconds, "ms per gradient step")
     for capacity in (10_000, 100_000, 1_000_000):
         row = replace(dqn, params={**dqn.params, "buffer_capacity": capacity})
-        yield Growth("DQN replay", capacity, "eager", float(take(Job("replay", row, "eager", 0))), "us per batch")
+        yield Growth("DQN replay", capacity, "eager", float(run_job(Job("replay", row, "eager", 0))), "us per batch")
 
 
 def describe_machine() -> dict[str, Any]:
-    """The processor, its cores, and how busy it is before the first measurement."""
+    """Return the processor, its number of cores, and its load before the first measurement."""
     from rl_training.cores import cpu_name
 
     return {"CPU": cpu_name(), "cores": os.cpu_count(), "load before": round(os.getloadavg()[0], 2)}
 
 
 def describe_versions() -> dict[str, str]:
-    """The versions that decide a result, on both sides."""
+    """Return the versions of all packages that affect the results."""
     from rl_training.runtime.run_utils import versions
 
     others = {name: version(name) for name in ("stable_baselines3", "mujoco") if find_spec(name)}
@@ -133,12 +134,12 @@ def describe_versions() -> dict[str, str]:
 
 
 def measure_all(args: argparse.Namespace) -> Report:
-    """Every row asked for with our parts, then growth, then further returns; what there is, is kept in between."""
+    """Measure the selected rows, then growth, then extra runs; save intermediate results in between."""
     from speed_ours import auto_compiles
 
     date = time.strftime("%Y-%m-%d")
     report = Report(date, describe_versions(), describe_machine(), args.rounds, args.steps_scale)
-    rows = chosen_rows(args.rows)
+    rows = select_rows(args.rows)
     for row in rows:
         for each in measure_row(row, tuple(SIDE_NAMES), rounds=args.rounds, scale=args.steps_scale):
             report.measurements.append(each)
@@ -150,50 +151,50 @@ def measure_all(args: argparse.Namespace) -> Report:
         report.splits += [split_row(row, side, args.steps_scale) for side in OURS]
         if auto_compiles(row):
             report.compiled_by_auto.append(row.name)
-        keep(report, args.output)
+        save_if_requested(report, args.output)
     if args.growth:
         report.growth += measure_growth()
-    keep(report, args.output)
-    report.outcomes += train_further(rows, tuple(SIDE_NAMES), runs=args.further_runs, scale=args.steps_scale)
+    save_if_requested(report, args.output)
+    report.outcomes += train_extra_runs(rows, tuple(SIDE_NAMES), runs=args.further_runs, scale=args.steps_scale)
     return report
 
 
-def keep(report: Report, path: Path | None) -> None:
-    """Write what there is so far to the JSON file, if one is wanted."""
+def save_if_requested(report: Report, path: Path | None) -> None:
+    """Write the results so far to the JSON file, if a path is given."""
     if path is not None:
         save_report(path, report)
 
 
-def chosen_rows(names: Sequence[str]) -> list[Row]:
-    """The rows named, or all of them."""
+def select_rows(names: Sequence[str]) -> list[Row]:
+    """Return the rows with these names, or all rows if no name is given."""
     return [row for row in ROWS if not names or row.name in names]
 
 
 def missing_modules(rows: Sequence[Row]) -> list[str]:
-    """What these rows need and cannot import."""
+    """Return the modules that these rows need and that are not installed."""
     needed = {"stable_baselines3", *(row.needs for row in rows if row.needs)}
     return sorted(name for name in needed if find_spec(name) is None)
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What the caller wants; a mistake ends here."""
+    """Parse and check the arguments; exit if they are invalid."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("rows", nargs="*", help="of A1, A2, B, C, D; all when none is named")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("rows", nargs="*", help="rows to measure, of A1, A2, B, C and D (default: all)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements per row, side and number of threads")
     parser.add_argument("--steps-scale", type=float, default=1.0, help="multiplies every budget")
-    parser.add_argument("--further-runs", type=int, default=0, help="of each side, for their returns alone")
-    parser.add_argument("--growth", action="store_true", help="also measure how times grow with sizes")
+    parser.add_argument("--further-runs", type=int, default=0, help="extra runs per row and side, for returns only")
+    parser.add_argument("--growth", action="store_true", help="also measure how times grow with the problem size")
     parser.add_argument(
         "--gate",
         nargs="?",
         type=Path,
         const=Path(),
         metavar="FILE",
-        help="exit with 1 when a bar is missed; FILE: a JSON file of --output, reported on instead of measuring anew",
+        help="exit with 1 if a target is missed; with FILE, a JSON file of --output, report on it instead of measuring",
     )
     parser.add_argument("--output", type=Path, help="write measurements and medians to this JSON file")
     parser.add_argument("--chart", type=Path, help="draw the ratios into this PNG file (extra `plots`)")
-    parser.add_argument("--document", type=Path, help="write all of it to this Markdown file")
+    parser.add_argument("--document", type=Path, help="write everything to this Markdown file")
     args = parser.parse_args()
     unknown = sorted(set(args.rows) - {row.name for row in ROWS})
     if unknown:
@@ -202,18 +203,18 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--rounds must be at least 1, --steps-scale above 0, --further-runs at least 0")
     if args.gate not in (None, Path()):
         if not args.gate.is_file():
-            parser.error(f"{args.gate} is no file; name rows before --gate")
-    elif missing := missing_modules(chosen_rows(args.rows)):
+            parser.error(f"{args.gate} is not a file; name rows before --gate")
+    elif missing := missing_modules(select_rows(args.rows)):
         parser.error(f"{', '.join(missing)} not installed: pip install '.[bench,mujoco]', or name other rows")
     return args
 
 
 def publish(report: Report, args: argparse.Namespace) -> None:
-    """Print every table, and write the files asked for."""
+    """Print all tables and write the requested files."""
     rows = [row_table(report, name) for name in report.row_names()]
     for table in (*rows, split_table(report), *([growth_table(report)] if report.growth else [])):
         print(f"{table}\n", flush=True)
-    keep(report, args.output)
+    save_if_requested(report, args.output)
     if args.chart:
         draw_chart(args.chart, report)
     if args.chart and report.growth:
@@ -223,22 +224,22 @@ def publish(report: Report, args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Measure, or read what was measured, and report."""
+    """Measure, or load earlier measurements, and report."""
     if sys.argv[1:2] == [_CHILD]:
-        answer_job(sys.argv[2])
+        execute_job(sys.argv[2])
         return 0
     args = parse_arguments()
     if args.gate not in (None, Path()):
         report = load_report(args.gate)
     else:
-        with tempfile.TemporaryDirectory() as cache:  # compiled code: made in the first round, found in the others
+        with tempfile.TemporaryDirectory() as cache:  # compiled in the first round, reused in the others
             os.environ["XDG_CACHE_HOME"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
             report = measure_all(args)
     publish(report, args)
     if args.gate is None:
         return 0
-    missed = missed_bars(report)
-    print("\n".join(missed) or "every bar is reached")
+    missed = missed_targets(report)
+    print("\n".join(missed) or "every target is reached")
     return 1 if missed else 0
 
 

@@ -1,4 +1,4 @@
-"""What the parts of the speed benchmark share: rows, records and clocks. Imports nothing that takes time."""
+"""Shared parts of the speed benchmark: rows, records and clocks. Imports no module that loads slowly."""
 
 import math
 import resource
@@ -18,7 +18,7 @@ _PPO: dict[str, Any] = {
     "gae_lambda": 0.95,
     "clip_coef": 0.2,
     "ent_coef": 0.0,
-    "vf_coef": 1.0,  # of half the squared error: Stable-Baselines3's default, 0.5 of the whole
+    "vf_coef": 1.0,  # of half the squared error, which equals Stable-Baselines3's default of 0.5
     "max_grad_norm": 0.5,
 }
 _REPLAY: dict[str, Any] = {
@@ -41,38 +41,38 @@ class Row:
     env_id: str
     num_envs: int
     steps: int
-    """Budget in env steps at scale 1."""
+    """The budget in env steps at scale 1."""
     params: dict[str, Any]
     by: Literal["cpu", "wall"] = "cpu"
-    """Which seconds the ratio counts."""
+    """Whether the ratio compares CPU time or wall time."""
     needs: str | None = None
-    """A module that the env imports beyond Gymnasium's own."""
+    """A module that the env needs in addition to Gymnasium."""
 
     @property
     def steps_per_update(self) -> int:
-        """Env steps between two calls of the learner's update."""
+        """The number of env steps between two updates of the learner."""
         return self.num_envs * int(self.params.get("num_steps", self.params.get("train_frequency", 1)))
 
     @property
     def batch_size(self) -> int:
-        """Transitions in one gradient step."""
+        """The number of transitions in one gradient step."""
         return int(self.params.get("minibatch_size", self.params.get("batch_size", 0)))
 
     @property
     def gradient_steps_per_update(self) -> int:
-        """How many the learner takes per call."""
+        """The number of gradient steps per update of the learner."""
         if self.algo == "ppo":
             minibatches = math.ceil(self.steps_per_update / self.batch_size)
             return int(self.params["update_epochs"]) * minibatches
         return int(self.params["gradient_steps"])
 
     def budget(self, scale: float) -> int:
-        """Whole updates, and enough of them to be timed."""
-        fewest = int(self.params.get("learning_starts", 0)) + max(4 * self.steps_per_update, 200)
-        return math.ceil(max(self.steps * scale, fewest) / self.steps_per_update) * self.steps_per_update
+        """Return the scaled budget, rounded up to whole updates and long enough to be measured."""
+        shortest = int(self.params.get("learning_starts", 0)) + max(4 * self.steps_per_update, 200)
+        return math.ceil(max(self.steps * scale, shortest) / self.steps_per_update) * self.steps_per_update
 
     def title(self) -> str:
-        """In words."""
+        """Describe the row in words."""
         hidden = "x".join(str(size) for size in self.params["hidden_sizes"])
         task = f"{self.algo.upper()} {self.env_id}"
         if self.algo == "ppo":
@@ -156,7 +156,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement, to be taken in a process of its own."""
+    """One measurement for a separate process."""
 
     kind: Literal["measure", "split", "replay"]
     row: Row
@@ -167,13 +167,13 @@ class Job:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> "Job":
-        """Out of JSON."""
+        """Create a job from JSON values."""
         return cls(**{**plain, "row": Row(**plain["row"])})
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One training run; the steady state is from the end of the first update to the end of the last."""
+    """The measured values of one training run; its steady state lasts from the first to the last end of an update."""
 
     row: str
     side: Side
@@ -190,42 +190,42 @@ class Measurement:
     steps_per_cpu_second: float
     peak_memory_mb: float
     episode_return: float | None
-    """Mean of the last training episodes, up to 100; none: no episode ended."""
+    """The mean return of the last training episodes, up to 100; None if no episode ended."""
     children_memory_mb: float = 0.0
-    """Of the largest process that this one started, as to compile."""
+    """The peak memory of the largest child process, such as a compiler."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one more training run came to, whose speed does not count."""
+    """The return of an extra training run, whose speed is not measured."""
 
     row: str
     side: Side
     seed: int
     episode_return: float | None
-    """As in a measurement."""
+    """The same mean as in a measurement."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Where the wall time of our steady state goes, and what no code of ours could go below."""
+    """The parts of the wall time of our steady state, and two lower limits that our code cannot change."""
 
     row: str
     side: Side
     shares: dict[str, float]
-    """Per cent, by part."""
+    """The share of each part, in per cent."""
     microseconds_per_step: float
     update_milliseconds: float
-    """Per gradient step."""
+    """The update time per gradient step."""
     raw_env_microseconds: float
-    """Per env step, with random actions and nothing else."""
+    """The time per env step with random actions and without training."""
     products_microseconds: float
-    """The update's matrix products alone, per env step."""
+    """The time of the update's matrix products alone, per env step."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """One point of how a quantity grows."""
+    """One measured point of a quantity that grows with a size."""
 
     quantity: str
     size: int
@@ -236,7 +236,7 @@ class Growth:
 
 @dataclass
 class Report:
-    """Everything that was measured, and on what."""
+    """All measurements, with versions and machine."""
 
     date: str
     versions: dict[str, str]
@@ -248,11 +248,11 @@ class Report:
     splits: list[Split] = field(default_factory=list)
     growth: list[Growth] = field(default_factory=list)
     compiled_by_auto: list[str] = field(default_factory=list)
-    """The rows of which `compile: auto` would compile a million env steps, by what compiling took here."""
+    """The rows that `compile: auto` would compile for a run of a million env steps on this machine."""
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> "Report":
-        """Out of JSON; medians are made anew."""
+        """Create a report from JSON values; stored medians are ignored, because they can be computed again."""
         values = {name: value for name, value in plain.items() if name != "medians"}
         records = {"measurements": Measurement, "outcomes": Outcome, "splits": Split, "growth": Growth}
         for name, record in records.items():
@@ -260,52 +260,52 @@ class Report:
         return cls(**values)
 
     def returns(self, row: str, side: Side) -> list[float]:
-        """Of every run of a side in which an episode ended."""
+        """Return the returns of all runs of a side in which an episode ended."""
         runs: list[Measurement | Outcome] = [*self.measurements, *self.outcomes]
         found = [each.episode_return for each in runs if (each.row, each.side) == (row, side)]
         return [value for value in found if value is not None]
 
     def row_names(self) -> list[str]:
-        """The rows that were measured, in their order."""
+        """Return the names of the measured rows, in the order of `ROWS`."""
         measured = {each.row for each in self.measurements}
         return [row.name for row in ROWS if row.name in measured]
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What the clocks show after `step` env steps."""
+class ClockReading:
+    """Wall and CPU time, in seconds, after `step` env steps."""
 
     step: int
     wall: float
     cpu: float
 
 
-def take_moment(step: int = 0) -> Moment:
-    """Wall seconds, and CPU seconds of this process and of its children that have ended."""
+def read_clocks(step: int = 0) -> ClockReading:
+    """Read the wall time, and the CPU time of this process and of its children that have ended."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Moment(step, time.perf_counter(), time.process_time() + children.ru_utime + children.ru_stime)
+    return ClockReading(step, time.perf_counter(), time.process_time() + children.ru_utime + children.ru_stime)
 
 
-class Stretch:
-    """The steady state of a run, from its first mark to its last."""
+class SteadyState:
+    """The clocks at the first and at the last end of an update."""
 
     def __init__(self) -> None:
-        self.first: Moment | None = None
-        self.last: Moment | None = None
+        self.first: ClockReading | None = None
+        self.last: ClockReading | None = None
 
     def mark(self, step: int) -> None:
-        """An update has just ended after `step` env steps."""
-        self.last = take_moment(step)
+        """Record that an update has just ended after `step` env steps."""
+        self.last = read_clocks(step)
         self.first = self.first or self.last
 
 
 def make_measurement(
-    job: Job, import_seconds: float, begun: Moment, stretch: Stretch, episode_return: float | None
+    job: Job, import_seconds: float, start: ClockReading, steady: SteadyState, episode_return: float | None
 ) -> Measurement:
-    """A finished run in numbers."""
-    first, last = stretch.first, stretch.last
+    """Compute the measured values of a finished run."""
+    first, last = steady.first, steady.last
     if first is None or last is None or first.step == last.step:
-        raise RuntimeError(f"{job.steps} env steps have less than two updates: raise --steps-scale")
+        raise RuntimeError(f"{job.steps} env steps have fewer than two updates: raise --steps-scale")
     steps, wall, cpu = last.step - first.step, last.wall - first.wall, last.cpu - first.cpu
     return Measurement(
         row=job.row.name,
@@ -314,7 +314,7 @@ def make_measurement(
         threads=job.threads,
         seed=job.seed,
         import_seconds=round(import_seconds, 3),
-        warmup_seconds=round(first.wall - begun.wall, 3),
+        warmup_seconds=round(first.wall - start.wall, 3),
         steady_steps=steps,
         steady_wall_seconds=round(wall, 4),
         steady_cpu_seconds=round(cpu, 4),
@@ -328,4 +328,4 @@ def make_measurement(
 
 def _peak_memory_mb(who: int) -> float:
     peak = resource.getrusage(who).ru_maxrss
-    return round((peak if sys.platform == "darwin" else peak * 1024) / 2**20, 1)  # kilobytes everywhere but on macOS
+    return round((peak if sys.platform == "darwin" else peak * 1024) / 2**20, 1)  # bytes on macOS, kilobytes elsewhere

@@ -1,9 +1,9 @@
-"""Our side of the speed benchmark: a row as a config, and one timed training run."""
+"""Our side of the speed benchmark: build the config of a row, and measure one training run."""
 
 import tempfile
 from pathlib import Path
 
-from speed_common import Job, Measurement, Row, Stretch, make_measurement, take_moment
+from speed_common import Job, Measurement, Row, SteadyState, make_measurement, read_clocks
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.experiment.config import TrainConfig
@@ -15,7 +15,7 @@ from rl_training.runtime.training import with_resolved_compile
 
 
 def make_config(job: Job, output_dir: Path) -> TrainConfig:
-    """No evaluation, one log and one checkpoint at the end, one checkpoint at the beginning."""
+    """Create a config without evaluation, with checkpoints at the start and at the end and one log line at the end."""
     return TrainConfig(
         algo=job.row.algo,
         env_id=job.row.env_id,
@@ -36,29 +36,29 @@ def make_config(job: Job, output_dir: Path) -> TrainConfig:
 
 
 def auto_compiles(row: Row) -> bool:
-    """Whether `compile: auto` compiles a million env steps of a row, as far as the time for that is known."""
+    """Return whether `compile: auto` would compile a run of a million env steps of a row on this machine."""
     config = make_config(Job("measure", row, "eager", 1_000_000), Path()).model_copy(update={"compile": "auto"})
     return with_resolved_compile(config, get_algorithm_spec(row.algo).resolve_params_fn(config)).compile == "on"
 
 
 class UpdateClock(Callback):
-    """Marks the end of every update."""
+    """A callback that reads the clocks at the end of every update."""
 
     def __init__(self) -> None:
-        self.stretch = Stretch()
+        self.steady = SteadyState()
 
     def on_update_end(self, trainer: TrainerState, result: UpdateResult) -> None:
-        """Look at the clocks."""
+        """Read the clocks."""
         del result
-        self.stretch.mark(trainer.global_step)
+        self.steady.mark(trainer.global_step)
 
 
 def measure(job: Job, import_seconds: float) -> Measurement:
-    """Train once, in a throw-away directory."""
-    begun, clock = take_moment(), UpdateClock()
+    """Train once, in a temporary directory."""
+    start, clock = read_clocks(), UpdateClock()
     with tempfile.TemporaryDirectory() as directory:
         config = make_config(job, Path(directory))
         result = get_algorithm_spec(config.algo).train_fn(config, callbacks=[clock])
         rows = read_metrics(context_of(result.run_dir))
     returns = [row["rollout/ep_rew_mean"] for row in rows if "rollout/ep_rew_mean" in row]
-    return make_measurement(job, import_seconds, begun, clock.stretch, returns[-1] if returns else None)
+    return make_measurement(job, import_seconds, start, clock.steady, returns[-1] if returns else None)

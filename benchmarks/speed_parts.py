@@ -1,4 +1,4 @@
-"""Where the time of our training goes, the limits that no code of ours could pass, and how times grow with sizes."""
+"""Measure where the time of our training goes, the limits that our code cannot change, and replay sampling."""
 
 import functools
 import tempfile
@@ -37,7 +37,7 @@ from rl_training.runtime.run_utils import limited_threads
 from rl_training.runtime.trainer import TrainerState
 
 PARTS = ("env", "act", "store", "update", "rest")
-_LIMIT_SECONDS = 0.5  # for which each limit is measured
+_LIMIT_SECONDS = 0.5  # how long each limit is measured
 
 _ENV = tuple((kind, name, "env") for kind in (SyncEpisodeVectorEnv, BatchedVectorEnv) for name in ("step", "reset"))
 _TRANSITIONS = ((ReplayBuffer, "add", "store"), (ExperienceNormalizer, "observe", "store"))
@@ -68,7 +68,7 @@ _METHODS: dict[str, tuple[tuple[type, str, str], ...]] = {
 
 
 class PartClock(UpdateClock):
-    """Adds up, within the steady state, the wall time of the methods that belong to each part."""
+    """A callback that sums the wall time of the methods of each part, within the steady state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,14 +76,14 @@ class PartClock(UpdateClock):
         self._inside = False
 
     def on_update_end(self, trainer: TrainerState, result: UpdateResult) -> None:
-        """What came before the end of the first update does not count."""
-        if self.stretch.first is None:
+        """Read the clocks; discard everything before the end of the first update."""
+        if self.steady.first is None:
             self.seconds = dict.fromkeys(PARTS, 0.0)
         super().on_update_end(trainer, result)
 
     @contextmanager
     def installed(self, algo: str) -> Iterator[None]:
-        """Time the methods of one algorithm, for the whole process."""
+        """Measure the methods of one algorithm inside the block, in the whole process."""
         with ExitStack() as patches:
             for owner, name, part in _METHODS[algo]:
                 patches.enter_context(patch.object(owner, name, self._timed(getattr(owner, name), part)))
@@ -92,28 +92,28 @@ class PartClock(UpdateClock):
     def _timed(self, method: Callable[..., Any], part: str) -> Callable[..., Any]:
         @functools.wraps(method)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if self._inside:  # a part calls itself: counted by the outer call
+            if self._inside:  # a nested call, which the outer call already measures
                 return method(*args, **kwargs)
-            self._inside, begun = True, time.perf_counter()
+            self._inside, started_at = True, time.perf_counter()
             try:
                 return method(*args, **kwargs)
             finally:
                 self._inside = False
-                self.seconds[part] += time.perf_counter() - begun
+                self.seconds[part] += time.perf_counter() - started_at
 
         return timed
 
 
 def split(job: Job) -> Split:
-    """A short run with a timer around every part, then the limits in the same process."""
+    """Measure the parts of a short run, then the limits in the same process."""
     clock, row = PartClock(), job.row
     with tempfile.TemporaryDirectory() as directory:
         config = make_config(job, Path(directory))
         with clock.installed(row.algo):
             get_algorithm_spec(row.algo).train_fn(config, callbacks=[clock])
-    first, last = clock.stretch.first, clock.stretch.last
+    first, last = clock.steady.first, clock.steady.last
     if first is None or last is None or first.step == last.step:
-        raise RuntimeError(f"{job.steps} env steps have less than two updates")
+        raise RuntimeError(f"{job.steps} env steps have fewer than two updates")
     steps, wall = last.step - first.step, last.wall - first.wall
     clock.seconds["rest"] = wall - sum(clock.seconds.values())
     gradient_steps_per_step = row.gradient_steps_per_update / row.steps_per_update
@@ -131,17 +131,17 @@ def split(job: Job) -> Split:
 
 
 def _seconds_per_call(call: Callable[[], object]) -> float:
-    """Mean wall time, after one call that does not count."""
+    """Return the mean wall time of a call; the first call is not measured."""
     call()
-    calls, begun = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - begun) < _LIMIT_SECONDS:
+    calls, started_at = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - started_at) < _LIMIT_SECONDS:
         call()
         calls += 1
     return elapsed / calls
 
 
 def _raw_env_seconds(job: Job) -> float:
-    """Per step of one env, its resets included."""
+    """Return the time per step of one env, including resets."""
     with closing(make_single_env(job.row.env_id, {})) as env:
         env.action_space.seed(job.seed)
         actions = [env.action_space.sample() for _ in range(1_000)]
@@ -158,7 +158,7 @@ def _raw_env_seconds(job: Job) -> float:
 
 @dataclass(frozen=True)
 class Pass:
-    """One network's part in a gradient step: always forward, and back to its weights, its inputs, both or neither."""
+    """A pass through one network: always forward, optionally backward to its weights or inputs."""
 
     sizes: tuple[int, ...]
     copies: int = 1
@@ -166,7 +166,7 @@ class Pass:
     to_inputs: bool = False
 
     def products(self, batch_size: int) -> list[tuple[Tensor, Tensor]]:
-        """The factors of every matrix product."""
+        """Return the factors of every matrix product."""
         pairs: list[tuple[Tensor, Tensor]] = []
         for layer, (inputs, outputs) in enumerate(zip(self.sizes[:-1], self.sizes[1:], strict=True)):
             hidden, weights, gradient = (
@@ -181,7 +181,7 @@ class Pass:
 
 
 def gradient_passes(algo: str, hidden: tuple[int, ...], num_features: int, num_actions: int) -> list[Pass]:
-    """The passes of one gradient step, as the losses need them."""
+    """Return the passes that the losses of one gradient step need."""
     if algo == "ppo":
         actor, critic = (num_features, *hidden, num_actions), (num_features, *hidden, 1)
         return [Pass(actor, to_weights=True), Pass(critic, to_weights=True)]
@@ -194,7 +194,7 @@ def gradient_passes(algo: str, hidden: tuple[int, ...], num_features: int, num_a
 
 
 def _products_seconds(job: Job) -> float:
-    """Per gradient step."""
+    """Return the time of the matrix products of one gradient step."""
     with closing(make_single_env(job.row.env_id, {})) as env:
         num_features, actions = flatdim(env.observation_space), env.action_space
         num_actions = int(actions.n) if isinstance(actions, spaces.Discrete) else flatdim(actions)
@@ -209,7 +209,7 @@ def _products_seconds(job: Job) -> float:
 
 
 def replay_microseconds(job: Job) -> float:
-    """To draw one batch from a full replay buffer of the row's size; its contents do not matter."""
+    """Return the time to sample one batch from a full replay buffer of the row's size."""
     capacity, stream = int(job.row.params["buffer_capacity"]), np.random.default_rng(job.seed)
     replay = ReplayBuffer(capacity, (4,), (), action_dtype=torch.int64)
     chunk = min(capacity, 10_000)

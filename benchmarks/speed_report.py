@@ -1,4 +1,4 @@
-"""What the measurements of the speed benchmark amount to: medians and ratios, tables, bars, a chart and a page."""
+"""The report of the speed benchmark: medians and ratios, tables, targets, charts and a page."""
 
 import json
 import math
@@ -11,18 +11,18 @@ from typing import Any
 
 from speed_common import OURS, ROWS, SIDE_NAMES, Measurement, Report, Row, Side
 
-BARS: dict[Side, dict[str, float]] = {
+TARGETS: dict[Side, dict[str, float]] = {
     "compiled": {"A1": 5.0, "A2": 4.0, "B": 5.0, "C": 2.5, "D": 2.5},
     "eager": {"A1": 3.0, "A2": 2.0, "B": 2.5, "C": 1.3},
 }
-"""The ratio to Stable-Baselines3 that each row is to reach."""
+"""The ratio to Stable-Baselines3 that each row should reach."""
 TOLERANCE = 0.05
-"""By which share of Stable-Baselines3's absolute return ours may be lower."""
+"""How much lower our return may be, as a share of Stable-Baselines3's absolute return."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ours over Stable-Baselines3, round by round."""
+    """Our speed divided by that of Stable-Baselines3, over all rounds."""
 
     median: float
     lowest: float
@@ -31,33 +31,34 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Summary:
-    """Medians over the rounds, at the number of threads with which this side is faster."""
+    """Medians over the rounds, with the number of threads that is fastest for this side."""
 
     threads: int
     wall: float
-    """Env steps per second."""
+    """Env steps per second of wall time."""
     cpu: float
+    """Env steps per second of CPU time."""
     import_seconds: float
     warmup_seconds: float
     longest_warmup_seconds: float
     peak_memory_mb: float
     episode_return: float | None
-    """Mean over all runs, whatever the number of threads."""
+    """The mean over all runs, with any number of threads."""
     return_error: float
-    """Standard error of that mean; 0 where a single run does not tell."""
+    """The standard error of that mean; 0 for a single run."""
     runs: int
     ratio: Ratio | None
     counts: bool
-    """Whether it learns as well as Stable-Baselines3, as far as that is judged."""
+    """Whether this side learns as well as Stable-Baselines3; True if that is not judged."""
 
 
 def row_named(name: str) -> Row:
-    """The row of that name."""
+    """Return the row with this name."""
     return next(row for row in ROWS if row.name == name)
 
 
 def summarise(report: Report, name: str) -> dict[Side, Summary]:
-    """Every side of a row."""
+    """Summarise every side of a row."""
     by_side: dict[Side, list[Measurement]] = {}
     for each in report.measurements:
         if each.row == name:
@@ -96,7 +97,7 @@ def _speed(row: Row, each: Measurement) -> float:
 
 
 def at_best_threads(row: Row, taken: Sequence[Measurement]) -> list[Measurement]:
-    """The rounds of the number of threads with the higher median speed."""
+    """Return the measurements with the number of threads that has the highest median speed."""
     by_threads: dict[int, list[Measurement]] = {}
     for each in taken:
         by_threads.setdefault(each.threads, []).append(each)
@@ -104,14 +105,14 @@ def at_best_threads(row: Row, taken: Sequence[Measurement]) -> list[Measurement]
 
 
 def compare(row: Row, ours: Sequence[Measurement], theirs: Sequence[Measurement]) -> Ratio | None:
-    """Each round's ratio, and their middle and ends; none when no round has both."""
+    """Return the median, lowest and highest ratio over the rounds; None if no round has both sides."""
     baseline = {each.round: _speed(row, each) for each in theirs}
     ratios = [_speed(row, each) / baseline[each.round] for each in ours if each.round in baseline]
     return Ratio(statistics.median(ratios), min(ratios), max(ratios)) if ratios else None
 
 
 def learns_as_well(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    """Whether our mean return is within the tolerance, or within two standard errors, of theirs, or above it."""
+    """Return whether our mean return is above theirs, or lower by at most the tolerance or two standard errors."""
     if not ours or not theirs:
         return True
     missing = statistics.fmean(theirs) - statistics.fmean(ours)
@@ -119,42 +120,42 @@ def learns_as_well(ours: Sequence[float], theirs: Sequence[float]) -> bool:
     return missing <= max(TOLERANCE * abs(statistics.fmean(theirs)), 2.0 * error)
 
 
-def missed_bars(report: Report) -> list[str]:
-    """What each measured row falls short of, in a line each."""
+def missed_targets(report: Report) -> list[str]:
+    """Return one line for each target that a measured row misses."""
     missed: list[str] = []
     for name in report.row_names():
         summaries = summarise(report, name)
         for side in OURS:
-            bar, summary = BARS[side].get(name), summaries.get(side)
-            if bar is None:
+            target, summary = TARGETS[side].get(name), summaries.get(side)
+            if target is None:
                 continue
             if summary is None or summary.ratio is None:
-                missed.append(f"{name} {side}: not measured, the bar is {bar:g}")
+                missed.append(f"{name} {side}: not measured, the target is {target:g}")
             elif not summary.counts:
-                missed.append(f"{name} {side}: learns less than SB3, so that its ratio does not count")
-            elif summary.ratio.median < bar:
-                told = f"{name} {side}: {summary.ratio.median:.2f} times SB3, the bar is {bar:g}"
-                missed.append(told + _what_remains(report, name, side))
+                missed.append(f"{name} {side}: learns less than SB3, so its ratio does not count")
+            elif summary.ratio.median < target:
+                line = f"{name} {side}: {summary.ratio.median:.2f} times SB3, the target is {target:g}"
+                missed.append(line + _matrix_product_share(report, name, side))
     return missed
 
 
-def _what_remains(report: Report, name: str, side: Side) -> str:
+def _matrix_product_share(report: Report, name: str, side: Side) -> str:
     shares = [
         each.products_microseconds / each.microseconds_per_step
         for each in report.splits
         if (each.row, each.side) == (name, side)
     ]
-    return f"; on one thread, bare matrix products would take {shares[0]:.0%} of its time" if shares else ""
+    return f"; on one thread, the matrix products alone take {shares[0]:.0%} of the time" if shares else ""
 
 
 def markdown(header: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     rows = [header, ["---"] * len(header), *lines]
     return "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows)
 
 
 def row_table(report: Report, name: str) -> str:
-    """One row of the benchmark: every side in a line."""
+    """Format one row of the benchmark as a table with one line per side."""
     by = "wall" if row_named(name).by == "wall" else "CPU"
     header = ["side", "threads", "steps/s wall", "steps/s CPU", f"ratio ({by})", "lowest to highest"]
     header += ["import s", "warm-up s (longest)", "memory MB", "return (runs)", "counts"]
@@ -172,14 +173,14 @@ def row_table(report: Report, name: str) -> str:
                 f"{each.import_seconds:.1f}",
                 f"{each.warmup_seconds:.1f} ({each.longest_warmup_seconds:.1f})",
                 f"{each.peak_memory_mb:,.0f}",
-                _told_return(each),
+                _format_return(each),
                 "-" if side == "sb3" else _verdict(report, each),
             ]
         )
     return f"{name}: {row_named(name).title()}\n\n{markdown(header, lines)}"
 
 
-def _told_return(summary: Summary) -> str:
+def _format_return(summary: Summary) -> str:
     if summary.episode_return is None:
         return "-"
     error = f" +- {summary.return_error:,.1f}" if summary.runs > 1 else ""
@@ -193,7 +194,7 @@ def _verdict(report: Report, summary: Summary) -> str:
 
 
 def split_table(report: Report) -> str:
-    """Where our time goes, beside the limits."""
+    """Format where our time goes, next to the limits."""
     header = ["row", "side", "env %", "act %", "store %", "update %", "rest %", "us per step", "raw env us"]
     header.append("matrix products us")
     parts = ("env", "act", "store", "update", "rest")
@@ -214,7 +215,7 @@ def split_table(report: Report) -> str:
 
 
 def growth_table(report: Report) -> str:
-    """One line per quantity, size and side."""
+    """Format one line per quantity, size and side."""
     return markdown(
         ["what grows", "size", "side", "value", "unit"],
         (
@@ -229,7 +230,7 @@ def _readable(value: float) -> str:
 
 
 def save_report(path: Path, report: Report) -> None:
-    """JSON: every measurement, and the medians of every row."""
+    """Write every measurement and the medians of every row as JSON."""
     medians = {
         name: {side: asdict(summary) for side, summary in summarise(report, name).items()}
         for name in report.row_names()
@@ -239,13 +240,13 @@ def save_report(path: Path, report: Report) -> None:
 
 
 def load_report(path: Path) -> Report:
-    """What `save_report` wrote."""
+    """Read a report that `save_report` wrote."""
     plain: dict[str, Any] = json.loads(path.read_text())
     return Report.from_plain(plain)
 
 
 def draw_chart(path: Path, report: Report) -> None:
-    """A bar per row and side of ours: its ratio to Stable-Baselines3, with the lowest and the highest round."""
+    """Draw the ratio of each row and side to Stable-Baselines3, with the lowest and the highest round."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0, 4.0), layout="constrained")
@@ -266,14 +267,14 @@ def draw_chart(path: Path, report: Report) -> None:
     axes.margins(y=0.15)  # room for the labels
     axes.axhline(1.0, color="black", linewidth=1.0, label="SB3")
     axes.set_xticks(range(len(names)), [f"{name}\n{_short_title(name)}" for name in names])
-    axes.set(ylabel="steps per second, SB3 = 1", title="Training speed beside Stable-Baselines3")
+    axes.set(ylabel="steps per second, SB3 = 1", title="Training speed relative to Stable-Baselines3")
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
 
 def draw_growth(path: Path, report: Report) -> None:
-    """One panel per quantity that grows, both axes by powers of ten; a line per side."""
+    """Draw one panel per quantity with logarithmic axes and one line per side."""
     from matplotlib.figure import Figure
 
     quantities = list(dict.fromkeys(each.quantity for each in report.growth))
@@ -284,7 +285,7 @@ def draw_growth(path: Path, report: Report) -> None:
             line = [each for each in points if each.side == side]
             axes.plot([each.size for each in line], [each.value for each in line], "o-", label=SIDE_NAMES[side])
         values = [each.value for each in points]
-        limits = (0.5 * min(values), 2.0 * max(values))  # what stays the same looks flat
+        limits = (0.5 * min(values), 2.0 * max(values))  # wide limits, so that a constant looks flat
         axes.set(xscale="log", yscale="log", title=quantity, ylabel=points[0].unit, ylim=limits)
         axes.legend(fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -292,7 +293,7 @@ def draw_growth(path: Path, report: Report) -> None:
 
 
 def growth_chart(chart: Path) -> Path:
-    """Where the curves of growth are drawn, beside the chart of ratios."""
+    """Return the path of the growth chart, next to the chart of ratios."""
     return chart.with_stem(f"{chart.stem}_growth")
 
 
@@ -302,60 +303,63 @@ def _short_title(name: str) -> str:
 
 
 _METHOD = """\
-Each measurement is one training run in a fresh process. Both sides have the same env, number of envs, steps per update,
-batch, gradient steps, network, and parameters of the algorithm, all of which are in `benchmarks/speed_common.py`; what
-is not set there is left at the defaults. SB3 gets half of our `vf_coef`, because it weighs the whole squared error of
-the values and ours half of it. Stable-Baselines3 runs as its users get it: `make_vec_env` with its monitor and
-`DummyVecEnv`, no log output, no evaluation. Ours steps its envs in the training process, without evaluation, with a
-checkpoint at the beginning and at the end and one log at the end. What a run does after its last update (that log, that
-checkpoint) is in the memory, but not in the speed; logs and checkpoints on the way, which ours writes by default, are
-not measured.
+Each measurement is one training run in a new process. Both sides have the same env, number of envs, steps per update,
+batch size, gradient steps, network and parameters of the algorithm. `benchmarks/speed_common.py` contains all of them;
+everything else is left at its default. SB3 gets half of our `vf_coef`, because it weighs the whole squared error of the
+values, and this package weighs half of it. Stable-Baselines3 runs with its usual set-up: `make_vec_env` with its
+monitor and `DummyVecEnv`, without log output and without evaluation. Our side steps its envs in the training process,
+without evaluation, with a checkpoint at the start and at the end, and one log line at the end. Work after the last
+update (this log line and checkpoint) counts for the memory but not for the speed. Logs and checkpoints during training,
+which this package writes by default, are not measured.
 
-- **import**: seconds until the library and what it needs are imported.
-- **warm-up**: from there to the end of the first update: envs, networks, the first experience, and compiling. Compiled
-  code is kept on disk from round to round; the longest warm-up of any run is in brackets.
+- **import**: seconds until the library and its dependencies are imported.
+- **warm-up**: seconds from there to the end of the first update. This includes creating envs and networks, the first
+  experience, and compilation. Compiled code is kept on disk between rounds; the longest warm-up of any run is in
+  brackets.
 - **steps/s**: env steps per second from the end of the first update to the end of the last one, by wall time and by the
   CPU time of the process and its children.
-- **threads**: each side is measured with these numbers of torch threads ({threads}), and counts with the better one.
-- **ratio**: ours over SB3 within one round, by CPU time, or by wall time where the table says so; median over the
-  rounds, with the lowest and the highest. The sides alternate within a round, and change order from round to round.
-- **memory**: the highest resident size of the process.{compiling}
-- **return**: mean over the last training episodes of a run (up to 100), then over all runs of a side, with its standard
-  error. Each run has a seed of its own. A ratio does not count when our return is lower than SB3's by more than
-  {tolerance:.0%} of its absolute value and by more than two standard errors of the difference. This is judged at the
-  full budget only.{further}
+- **threads**: each side is measured with these numbers of torch threads: {threads}. The table shows the faster one.
+- **ratio**: our speed divided by that of SB3 within one round, by CPU time, or by wall time where the table says so.
+  The table shows the median over the rounds, the lowest and the highest. The sides alternate within a round and change
+  their order from round to round.
+- **memory**: the peak resident memory of the process.{compiling}
+- **return**: the mean over the last training episodes of a run (up to 100), then over all runs of a side, with its
+  standard error. Each run has its own seed. A ratio does not count if our return is lower than SB3's by more than
+  {tolerance:.0%} of its absolute value and by more than two standard errors of the difference. This is judged only at
+  the full budget.{further}
 """
+_EXTRA_RUNS = "\n  Some runs are trained only for their returns, several at the same time."
 
 
 def write_document(path: Path, report: Report, chart: Path | None) -> None:
-    """The page: what was measured, on what, and how."""
+    """Write the page with all results."""
     path.parent.mkdir(parents=True, exist_ok=True)
     charts = [chart, growth_chart(chart)] if chart else []
     path.write_text(document(report, [os.path.relpath(each, path.parent) for each in charts]))
 
 
 def document(report: Report, chart_links: Sequence[str] = ()) -> str:
-    """The page as Markdown; says nothing that the measurements do not."""
+    """Format the page as Markdown; all its numbers come from the report."""
     threads = sorted({each.threads for each in report.measurements})
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     machine = ", ".join(f"{name}: {value}" for name, value in report.machine.items())
     sections = [
-        "# Speed beside Stable-Baselines3",
-        "Made by `benchmarks/speed.py`; `make bench` repeats all of it and keeps every measurement in "
-        "`benchmarks/results/speed.json`. Ours is this package, SB3 is Stable-Baselines3.",
+        "# Speed next to Stable-Baselines3",
+        "This page is written by `benchmarks/speed.py`. `make bench` repeats all measurements and stores them in "
+        '`benchmarks/results/speed.json`. "Ours" is this package, and "SB3" is Stable-Baselines3.',
         f"{report.date}. {machine}. {versions}. Rounds: {report.rounds}; "
-        f"budgets: {report.steps_scale:g} times the full ones.",
+        f"budgets: {report.steps_scale:g} times the full budgets.",
         *(f"![Ratios of all rows]({link})" for link in chart_links[:1]),
         "## Ratios",
         *(f"### {row_table(report, name)}" for name in report.row_names()),
-        _bars_in_words(report),
-        *_compiling_in_words(report),
-        "## How it is measured",
+        _describe_targets(report),
+        *_describe_compiling(report),
+        "## How the speed is measured",
         _METHOD.format(
             threads=", ".join(str(number) for number in threads),
             tolerance=TOLERANCE,
             compiling=_compiling_memory(report),
-            further=" Some runs are trained for their returns alone, several at once." if report.outcomes else "",
+            further=_EXTRA_RUNS if report.outcomes else "",
         ).strip(),
     ]
     return "\n\n".join([*sections, *_split_section(report), *_growth_section(report, chart_links[1:])]) + "\n"
@@ -366,37 +370,38 @@ def _compiling_memory(report: Report) -> str:
     if not most:
         return ""
     return (
-        " Another one compiles, in the first run of its kind\n"
-        f"  only, and is not counted: the largest of its compiler's processes took {most:,.0f} MB."
+        " Compilation runs in a separate process, only in the\n"
+        f"  first run with the same settings, and is not included. Its largest process used {most:,.0f} MB."
     )
 
 
-def _bars_in_words(report: Report) -> str:
-    missed = missed_bars(report)
+def _describe_targets(report: Report) -> str:
+    missed = missed_targets(report)
     if not missed:
-        return "Every bar of the rows measured (`BARS` in `benchmarks/speed_report.py`) is reached."
-    return "Bars (`BARS` in `benchmarks/speed_report.py`) that are missed:\n\n" + "\n".join(
+        return "Every measured row reaches its targets (`TARGETS` in `benchmarks/speed_report.py`)."
+    return "Targets (`TARGETS` in `benchmarks/speed_report.py`) that are missed:\n\n" + "\n".join(
         f"- {line}" for line in missed
     )
 
 
-def _compiling_in_words(report: Report) -> list[str]:
-    got_back = {name: break_even(summarise(report, name)) for name in report.row_names()}
-    told = [f"{name} {float(f'{steps:.1e}'):,.0f}" for name, steps in got_back.items() if steps is not None]
-    if not told:
+def _describe_compiling(report: Report) -> list[str]:
+    break_evens = {name: break_even(summarise(report, name)) for name in report.row_names()}
+    lines = [f"{name} {float(f'{steps:.1e}'):,.0f}" for name, steps in break_evens.items() if steps is not None]
+    if not lines:
         return []
     return [
-        "The first compiled run of its settings waits for the compiler, and has got that time back after about so many "
-        f"env steps: {', '.join(told)}; later runs find it done. Rows that are not named gain too little to tell, or "
-        "were not compiled. `compile: auto` goes by an estimate of its own: of runs of a million env steps it compiles "
-        f"{', '.join(report.compiled_by_auto) or 'none'}, the others run as in the lines of eager updates."
+        "The first compiled run with new settings waits for the compiler. It makes up for this time after about this "
+        f"many env steps: {', '.join(lines)}. Later runs reuse the compiled code. Rows that are not listed gain too "
+        "little to measure, or were not compiled. `compile: auto` uses its own estimate: for runs of a million env "
+        f"steps, it compiles {', '.join(report.compiled_by_auto) or 'none'}; all other rows run as in their lines "
+        '"ours, eager".'
     ]
 
 
 def break_even(summaries: Mapping[Side, Summary]) -> float | None:
-    """Env steps after which a run that is compiled for the first time is ahead of an eager one.
+    """Return the env steps after which a run that has to be compiled first is ahead of an eager run.
 
-    None unless every compiled round beats every eager one.
+    Return None unless every compiled round is faster than every eager round.
     """
     eager, compiled = summaries.get("eager"), summaries.get("compiled")
     if eager is None or compiled is None or eager.ratio is None or compiled.ratio is None:
@@ -412,11 +417,11 @@ def _split_section(report: Report) -> list[str]:
         return []
     return [
         "## Where our time goes",
-        "From a separate, shorter run with timers around the vector env's `step` and `reset`, the choice of actions, "
-        "the storing of transitions and the update (PPO: advantages too); `rest` is what remains of the wall time. "
-        "Two limits, measured in the same process: one step of the bare env with random actions, and the matrix "
-        "products of the update alone, forward and backward, per env step. Times are microseconds per env step, on "
-        "one thread.",
+        "These times come from a separate, shorter run with timers around the vector env's `step` and `reset`, the "
+        "choice of actions, the storing of transitions, and the update (for PPO, including the advantages). `rest` is "
+        "the remaining wall time. Two lower limits are measured in the same process: one step of the bare env with "
+        "random actions, and the matrix products of the update alone, forward and backward. All times are in "
+        "microseconds per env step, on one thread.",
         split_table(report),
     ]
 
@@ -425,9 +430,10 @@ def _growth_section(report: Report, chart_links: Sequence[str]) -> list[str]:
     if not report.growth:
         return []
     return [
-        "## How it grows",
-        "PPO on CartPole-v1 with more envs (256 steps each, minibatch 256, 4 epochs); the time of one gradient step "
-        "with wider networks (two hidden layers, batch 256); the time to draw a batch of 64 from a full replay buffer.",
-        *(f"![Curves of growth]({link})" for link in chart_links),
+        "## How the speed scales",
+        "The table shows the speed of PPO on CartPole-v1 with more envs (256 steps each, minibatch 256, 4 epochs), the "
+        "time of one gradient step with wider networks (two hidden layers, batch 256), and the time to sample a batch "
+        "of 64 from a full replay buffer.",
+        *(f"![Speed over the size of the problem]({link})" for link in chart_links),
         growth_table(report),
     ]

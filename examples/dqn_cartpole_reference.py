@@ -1,6 +1,7 @@
-"""DQN on CartPole, the whole training loop on one page: act, store, learn from the replay buffer, evaluate.
+"""DQN on CartPole with the whole training loop on one page: act, store, learn from the replay buffer, evaluate.
 
-It uses the package's own pieces without its trainer; with the same seed it ends with the trainer's weights.
+The script uses the parts of the package but not its trainer. With the same seed, it ends with the same weights as the
+trainer.
 """
 
 from reference import run
@@ -13,7 +14,7 @@ from rl_training.runtime.training import learner_setup
 
 
 def train(config: TrainConfig) -> DQNLearner:
-    """Train to the config's budget, printing the returns of finished episodes."""
+    """Train until the budget is used up, and print the returns of finished episodes."""
     envs = make_vector_env(config)
     setup = learner_setup(config, envs.single_observation_space, envs.single_action_space)
     learner = DQNLearner(resolve_params(DQNParams, config), setup)
@@ -22,9 +23,9 @@ def train(config: TrainConfig) -> DQNLearner:
     obs, _ = envs.reset()
     step = 0
     while step < config.total_timesteps:
-        actions = actor.act(obs, step)  # uniform in the warm-up, then greedy but for a share of epsilon
+        actions = actor.act(obs, step)  # uniform during the warm-up, then epsilon-greedy
         next_obs, rewards, terminated, truncated, infos = envs.step(actor.to_env(actions))
-        # Only a termination cuts the target's bootstrap; a time limit merely ends the episode.
+        # Only a termination removes the bootstrapped value from the target. A time limit only ends the episode.
         replay.add(obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, dones=terminated, truncated=truncated)
         ended = terminated | truncated
         learner.normalizer.observe(obs, rewards, ended)

@@ -1,6 +1,7 @@
-"""PPO on CartPole, the whole training loop on one page: collect, advantages, update, evaluate.
+"""PPO on CartPole with the whole training loop on one page: collect, advantages, update, evaluate.
 
-It uses the package's own pieces without its trainer; with the same seed it ends with the trainer's weights.
+The script uses the parts of the package but not its trainer. With the same seed, it ends with the same weights as the
+trainer.
 """
 
 import numpy as np
@@ -42,7 +43,7 @@ def collect(envs: VectorEnv, actor: Actor, rollout: RolloutBuffer, obs: Array, s
 
 
 def train(config: TrainConfig) -> PPOLearner:
-    """Train to the config's budget, printing the mean return now and then."""
+    """Train until the budget is used up, and print the mean return regularly."""
     envs = make_vector_env(config)
     setup = learner_setup(config, envs.single_observation_space, envs.single_action_space)
     learner = PPOLearner(resolve_params(PPOParams, config), setup)

@@ -1,4 +1,4 @@
-"""What the reference scripts share: their arguments, the shipped preset, and the evaluation at the end."""
+"""Shared code of the reference scripts: arguments, the shipped preset, and the final evaluation."""
 
 import argparse
 from collections.abc import Callable

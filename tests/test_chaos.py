@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from chaos import Outcome, Scenario, all_scenarios, table, try_scenario
+from chaos import Outcome, Scenario, all_scenarios, format_table, run_scenario
 
 SHORT = [
     Scenario("ppo", "CartPole-v1", "async"),
@@ -15,28 +15,28 @@ SHORT = [
 
 
 @pytest.mark.parametrize("scenario", SHORT, ids=lambda scenario: scenario.algo)
-def test_a_killed_run_is_never_lost_and_ends_as_the_straight_one(scenario: Scenario, tmp_path: Path) -> None:
-    outcome = try_scenario(scenario, kills=4, moments=random.Random(3), directory=tmp_path)
+def test_a_killed_run_is_never_lost_and_ends_as_the_uninterrupted_one(scenario: Scenario, tmp_path: Path) -> None:
+    outcome = run_scenario(scenario, kills=4, generator=random.Random(3), directory=tmp_path)
     assert (outcome.kills, outcome.lost, outcome.equal) == (4, 0, True)
     assert outcome.exact_resumes >= 2
 
 
 def test_a_killed_run_on_an_env_that_remembers_is_never_called_exact_and_different(tmp_path: Path) -> None:
     scenario = Scenario("ppo", "chaos_envs:WornWalk-v0", "sync", replays=False)
-    outcome = try_scenario(scenario, kills=4, moments=random.Random(3), directory=tmp_path)
+    outcome = run_scenario(scenario, kills=4, generator=random.Random(3), directory=tmp_path)
     assert (outcome.kills, outcome.lost, outcome.false_claims) == (4, 0, 0)
     assert outcome.exact_resumes == 0
-    assert outcome.is_good(scenario)
+    assert outcome.passed(scenario)
 
 
 def test_a_false_claim_a_lost_run_and_a_difference_are_bad() -> None:
     repeatable, other = Scenario("ppo", "CartPole-v1", "sync"), Scenario("ppo", "BipedalWalker-v3", "sync", (), False)
     good = Outcome(kills=9, in_saves=0, lost=0, equal=True, resumes=9, exact_resumes=9, false_claims=0)
-    assert good.is_good(repeatable)
-    assert not replace(good, lost=1).is_good(repeatable)
-    assert not replace(good, equal=False).is_good(repeatable)
-    assert replace(good, equal=False, exact_resumes=0).is_good(other)
-    assert not replace(good, equal=False, false_claims=1).is_good(other)
+    assert good.passed(repeatable)
+    assert not replace(good, lost=1).passed(repeatable)
+    assert not replace(good, equal=False).passed(repeatable)
+    assert replace(good, equal=False, exact_resumes=0).passed(other)
+    assert not replace(good, equal=False, false_claims=1).passed(other)
 
 
 def test_every_algorithm_is_killed_on_every_kind_of_env() -> None:
@@ -47,4 +47,4 @@ def test_every_algorithm_is_killed_on_every_kind_of_env() -> None:
         assert {("chaos_envs:HiddenWalk-v0", kind) for kind in ("sync", "async")} <= kinds
     assert sum(not scenario.replays for scenario in scenarios) >= 8
     assert 24 * len(scenarios) >= 1_000
-    assert table([]).count("\n") == 1
+    assert format_table([]).count("\n") == 1

@@ -75,7 +75,7 @@ class Help:
         return self._capsys.readouterr().out
 
     def commands(self) -> set[str]:
-        return set(re.findall(r"^  ([a-z][a-z-]*)  ", self._text().partition("Commands:")[2], re.MULTILINE))
+        return set(re.findall(r"^  ([a-z][a-z-]*)  ", self._text().partition("Options:")[0], re.MULTILINE))
 
     def options(self, *command: str) -> set[str]:
         return set(_OPTION.findall(self._text(*command)))

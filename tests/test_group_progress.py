@@ -27,7 +27,7 @@ GROUP = GroupRecord(
 
 def some_progress() -> list[SeedProgress]:
     """One seed done, one failed, one at 100 steps per second, one waiting."""
-    done, failed, running, waiting = (SeedProgress.of(record, 1_000) for record in SEEDS)
+    done, failed, running, waiting = (SeedProgress.from_record(record, 1_000) for record in SEEDS)
     metrics = {"eval_return_mean": 500.0}
     update = {"status": "completed", "global_step": 1_000, "wall_seconds": 12.3, "metrics": metrics}
     done.apply_record(SEEDS[0].model_copy(update=update))
@@ -40,16 +40,16 @@ def some_progress() -> list[SeedProgress]:
 
 
 def shown(console: Console, seconds_per_look: float) -> str:
-    """What a display writes that is told the same progress three times."""
+    """Return what a display writes if it gets the same progress three times."""
     ticks = iter(range(1_000))
     display = GroupDisplay(console, clock=lambda: seconds_per_look * next(ticks))
-    display.begin(Path("group"), GROUP)
+    display.on_group_start(Path("group"), GROUP)
     seeds = some_progress()
     for _ in range(3):
-        display.update(seeds)
-    display.ended(seeds[0])
-    display.ended(seeds[1])
-    display.end(seeds)
+        display.on_progress(seeds)
+    display.on_seed_end(seeds[0])
+    display.on_seed_end(seeds[1])
+    display.on_group_end(seeds)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

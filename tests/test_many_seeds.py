@@ -27,7 +27,7 @@ from rl_training.errors import ConfigError, RunDirectoryError, TrainingStateErro
 from rl_training.experiment.groups import format_seeds, parse_seeds, read_group
 from rl_training.experiment.runs import context_of, find_runs, read_metadata, update_metadata
 from rl_training.groups.many_seeds import resolve_jobs, resume_seeds, train_seeds
-from rl_training.groups.seed_process import OwnerLink
+from rl_training.groups.seed_process import ProgressReporter
 from rl_training.runtime.callbacks import StopRules
 from rl_training.runtime.trainer import TrainerState
 
@@ -265,7 +265,7 @@ def signalled(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequen
     SIGUSR1 comes as schedulers send it: to every process.
     """
     place.hold(1, 2)
-    stderr = Watched("save and end")
+    stderr = Watched("save and stop")
 
     def signal_them(numbers: Sequence[int]) -> None:
         held = place.catch(1, 2)
@@ -306,7 +306,7 @@ def test_a_signal_lets_the_running_seeds_save_and_the_group_goes_on_exactly(
     code, printed = signalled([number])
     group_dir = place.group()
     assert code == exit_code
-    assert printed.endswith(f"interrupted with 0 of 3 seeds done; go on with: rl-training resume {group_dir}\n")
+    assert printed.endswith(f"interrupted with 0 of 3 seeds done; continue with: rl-training resume {group_dir}\n")
     assert statuses(group_dir) == {1: "interrupted", 2: "interrupted", 3: "waiting"}
     assert read_group(group_dir).status == "interrupted"
     for record in read_group(group_dir).seeds[:2]:
@@ -391,7 +391,7 @@ def test_a_group_goes_on_as_it_began(options: list[str], finished: Path, capsys:
 def test_a_group_without_evaluations_has_no_returns(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show_group(finished, read_group(finished))
     printed = capsys.readouterr().out
-    assert "Seeds completed" in printed
+    assert "Group completed" in printed
     assert "returns:" not in printed
 
 
@@ -533,7 +533,7 @@ def test_a_run_without_checkpoints_is_set_aside_and_never_removed(
     assert main(["resume", str(own_group)]) == 0
     aside = own_group / f"{name}.set-aside-1"
     assert (aside / "metrics.jsonl").read_bytes() == metrics
-    assert "it is set aside as" in (own_group / "logs" / "seed1.log").read_text()
+    assert "it was renamed to" in (own_group / "logs" / "seed1.log").read_text()
     assert read_metadata(context)["status"] == "completed"
 
 
@@ -559,15 +559,15 @@ def test_seeds_whose_envs_change_the_working_directory_stay_in_their_group(
     assert statuses(group_dir) == {1: "completed", 2: "completed"}
 
 
-def test_an_owner_that_does_not_listen_does_not_hold_a_run_up(make_config: MakeConfig) -> None:
+def test_a_main_process_that_does_not_receive_does_not_block_a_run(make_config: MakeConfig) -> None:
     ours, theirs = Pipe()
     config = make_config()
     state = TrainerState(
         "ppo", config.output_dir, config, metrics={f"train/number_{index}": 1.0 for index in range(50)}
     )
-    lifeline = OwnerLink(theirs)
+    reporter = ProgressReporter(theirs)
     for _ in range(5_000):
-        lifeline.on_eval_end(state, {})
+        reporter.on_eval_end(state, {})
     assert ours.recv().step == 0
 
 

@@ -93,8 +93,8 @@ def test_warnings_are_printed_without_control_characters() -> None:
 def test_group_progress_shows_reasons_without_control_characters() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=200, height=20, color_system=None)
     display = GroupDisplay(console)
-    seed = SeedProgress.of(SeedRecord(seed=1, run_dir="run", status="failed", reason=NASTY), 100)
-    display.ended(seed)
+    seed = SeedProgress.from_record(SeedRecord(seed=1, run_dir="run", status="failed", reason=NASTY), 100)
+    display.on_seed_end(seed)
     console.print(display._table([seed]))
     assert isinstance(console.file, io.StringIO)
     printed = console.file.getvalue()

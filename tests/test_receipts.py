@@ -193,7 +193,7 @@ def test_a_preset_is_verified_in_the_mode_of_its_receipt(tiny_preset: str, tmp_p
     [
         ([], "give a suite"),
         (["classic", "--verify", "ppo/cartpole"], "give a suite"),
-        (["clasic"], "no suite 'clasic': there are classic, box2d, mujoco"),
+        (["clasic"], "there is no suite 'clasic': give classic, box2d, mujoco"),
         (["ppo/cartpol"], "no preset 'ppo/cartpol': did you mean 'ppo/cartpole'?"),
         (["--verify", "ppo/../ppo/cartpole"], "no preset"),
         (["--verify", "ppo/cartpole", "--receipts", "nowhere"], "has no receipt in nowhere"),

@@ -232,7 +232,7 @@ def test_programs_of_a_seed_end_with_it_when_a_second_signal_kills_it(place: Pla
     programs = programs_of(psutil.Process(process.pid))
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
-    assert any(b"save and end" in line for line in process.stderr)
+    assert any(b"save and stop" in line for line in process.stderr)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=LATEST)
     os.close(held)

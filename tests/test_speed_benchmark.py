@@ -21,7 +21,7 @@ from speed_report import (
     growth_chart,
     learns_as_well,
     load_report,
-    missed_bars,
+    missed_targets,
     row_named,
     row_table,
     save_report,
@@ -123,13 +123,13 @@ def test_the_other_side_gets_every_parameter_of_ours(row: Row) -> None:
 
 def test_the_other_side_is_measured_like_ours() -> None:
     pytest.importorskip("stable_baselines3")
-    taken = Measurement(**speed.take(Job("measure", row_named("A1"), "sb3", 3_072)))
+    taken = Measurement(**speed.run_job(Job("measure", row_named("A1"), "sb3", 3_072)))
     assert taken.steady_steps == 2_048
     assert taken.steps_per_wall_second > 0.0
 
 
 def test_a_measurement_in_a_fresh_process_has_every_number() -> None:
-    taken = Measurement(**speed.take(Job("measure", row_named("A1"), "eager", 3_072, seed=5)))
+    taken = Measurement(**speed.run_job(Job("measure", row_named("A1"), "eager", 3_072, seed=5)))
     assert (taken.row, taken.side, taken.threads, taken.seed) == ("A1", "eager", 1, 5)
     assert taken.steady_steps == 2_048  # without the first of three updates
     for name in ("import_seconds", "warmup_seconds", "steps_per_wall_second", "steps_per_cpu_second", "peak_memory_mb"):
@@ -211,7 +211,7 @@ def test_further_runs_count_with_their_returns_alone() -> None:
 
 def test_further_runs_are_trained_with_seeds_of_their_own() -> None:
     row = replace(row_named("A1"), steps=2_048)
-    outcomes = list(speed.train_further([row], ["eager"], runs=2, scale=1e-9))
+    outcomes = list(speed.train_extra_runs([row], ["eager"], runs=2, scale=1e-9))
     assert [(each.row, each.side, each.seed) for each in outcomes] == [("A1", "eager", 1_001), ("A1", "eager", 1_002)]
     assert len({each.episode_return for each in outcomes}) == 2
 
@@ -220,7 +220,7 @@ def test_a_row_that_learns_less_does_not_count() -> None:
     lower = measured("A1", "eager", (900.0,), episode_return=10.0)
     marked = report_of(measured("A1", "sb3", (100.0,)), lower)
     assert row_table(marked, "A1").endswith("| 10.0 (1) | NO |")
-    assert missed_bars(marked)[0] == "A1 eager: learns less than SB3, so that its ratio does not count"
+    assert missed_targets(marked)[0] == "A1 eager: learns less than SB3, so its ratio does not count"
     short = report_of(measured("A1", "sb3", (100.0,)), lower, steps_scale=0.1)
     assert row_table(short, "A1").endswith("| 10.0 (1) | not judged |")
 
@@ -233,12 +233,12 @@ def test_the_gate_names_what_is_missed() -> None:
         measured("D", "sb3", (100.0,)),
         measured("D", "eager", (101.0,)),
     )
-    assert missed_bars(report) == [
-        "A1 compiled: 4.99 times SB3, the bar is 5",
-        "D compiled: not measured, the bar is 2.5",
+    assert missed_targets(report) == [
+        "A1 compiled: 4.99 times SB3, the target is 5",
+        "D compiled: not measured, the target is 2.5",
     ]
     parts = Split("A1", "compiled", dict.fromkeys(PARTS, 20.0), 30.0, 0.4, 5.0, 24.0)
-    assert missed_bars(replace(report, splits=[parts]))[0].endswith("bare matrix products would take 80% of its time")
+    assert missed_targets(replace(report, splits=[parts]))[0].endswith("the matrix products alone take 80% of the time")
 
 
 def test_the_gate_reads_a_file_and_answers_by_exit_code(
@@ -252,7 +252,7 @@ def test_the_gate_reads_a_file_and_answers_by_exit_code(
         page = tmp_path / f"{code}.md"
         monkeypatch.setattr(sys, "argv", ["speed.py", "--gate", str(path), "--document", str(page)])
         assert speed.main() == code
-        assert ("every bar is reached" in capsys.readouterr().out) == (code == 0)
+        assert ("every target is reached" in capsys.readouterr().out) == (code == 0)
         assert ("that are missed" in page.read_text()) == (code == 1)
 
 
@@ -275,16 +275,16 @@ def test_the_page_has_every_number_and_no_empty_section() -> None:
     bare = report_of(measured("A1", "sb3", (100.0,)), measured("A1", "eager", (320.0,)))
     page = document(bare)
     assert "| ours, eager | 1 | 160 | 320 | 3.20 | 3.20 to 3.20 | 1.0 | 2.0 (2.0) | 300 | 100.0 (1) | yes |" in page
-    assert "- A1 compiled: not measured, the bar is 5" in page
+    assert "- A1 compiled: not measured, the target is 5" in page
     assert "torch 2" in page
-    assert not any(word in page for word in ("Where our time goes", "How it grows", "![", "{"))
+    assert not any(word in page for word in ("Where our time goes", "How the speed scales", "![", "{"))
     full = replace(
         bare,
         splits=[Split("A1", "eager", dict.fromkeys(PARTS, 20.0), 30.0, 0.4, 5.0, 3.0)],
         growth=[Growth("PPO envs", 256, "eager", 54_321.0, "env steps per second")],
     )
     page = document(full, ["speed.png", "speed_growth.png"])
-    assert page.index("(speed.png)") < page.index("How it grows") < page.index("(speed_growth.png)")
+    assert page.index("(speed.png)") < page.index("How the speed scales") < page.index("(speed_growth.png)")
     assert "| A1 | ours, eager | 20 | 20 | 20 | 20 | 20 | 30.0 | 5.0 | 3.0 |" in page
     assert "| PPO envs | 256 | ours, eager | 54,321 | env steps per second |" in page
 
@@ -294,10 +294,10 @@ def test_the_page_says_when_compiling_is_got_back() -> None:
     sides = measured("A1", "sb3", (100.0,)), measured("A1", "eager", (320.0,))
     unclear = measured("B", "sb3", (100.0,)), measured("B", "eager", (320.0,)), measured("B", "compiled", (320.0,))
     page = document(report_of(*sides, compiled, *unclear, compiled_by_auto=["A1"]))
-    assert "of a million env steps it compiles A1, the others" in page
-    assert "about so many env steps: A1 3,400; later" in page  # 10.5 s, at 1 / 160 - 1 / 320 s per step: 3,360
+    assert "of a million env steps, it compiles A1; all other" in page
+    assert "about this many env steps: A1 3,400. Later" in page  # 10.5 s, at 1 / 160 - 1 / 320 s per step: 3,360
     assert break_even(summarise(report_of(*sides), "A1")) is None
-    assert "so many env steps" not in document(report_of(*sides))
+    assert "this many env steps" not in document(report_of(*sides))
 
 
 def test_the_chart_is_drawn(tmp_path: Path) -> None:

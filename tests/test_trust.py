@@ -183,8 +183,8 @@ def test_a_flag_counts_as_typed(how: list[str], workplace: Path, marker: Path, r
 
 def untrusted(answer: "subprocess.CompletedProcess[str]", source: str, workplace: Path) -> None:
     assert answer.returncode == 2, answer.stderr
-    asks = f"{source} asks for the environment local_env:Local-v0"
-    assert_one_error_line(answer.stderr, asks, f"({workplace / 'local_env.py'})", "add --trust")
+    names = f"{source} names the environment local_env:Local-v0"
+    assert_one_error_line(answer.stderr, names, f"({workplace / 'local_env.py'})", "add --trust")
 
 
 def test_a_module_that_only_a_config_names_is_not_imported_before_it_is_trusted(

@@ -1,11 +1,11 @@
-"""`python -m rl_training` is the command line."""
+"""Run the command line with `python -m rl_training`."""
 
 import os
 import sys
 
 if __name__ == "__main__":
-    # `python -m` puts the working directory first, so that a file named like any module would be imported in its place.
-    # `safe_path` (Python 3.11) says that it has not done so.
+    # `python -m` puts the working directory first on the path, so a file there could replace any module.
+    # With `safe_path` (Python 3.11), it does not.
     if sys.path[0] in ("", os.getcwd()) and not getattr(sys.flags, "safe_path", sys.flags.isolated):  # noqa: PTH109
         del sys.path[0]
 

@@ -1,23 +1,23 @@
-"""Module attributes imported on first use, so that packages can offer names without paying for them.
+"""Module attributes that are imported on first use, so that importing a package stays fast.
 
-`python -m rl_training` imports this while the working directory is first on its path. So it imports no module that
-Python has not imported by then.
+`python -m rl_training` imports this module while the working directory is still first on the path. Therefore, this
+module imports only modules that Python has already imported at that point.
 """
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # typing's own would have to be imported
+TYPE_CHECKING = False  # type checkers treat this name like `typing.TYPE_CHECKING`, without an import of `typing`
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
 
-def lazy_attributes(package: str, homes: "Mapping[str, str]") -> "Callable[[str], Any]":
-    """A module `__getattr__` for `package` that fetches each name from the module `homes` gives for it."""
+def lazy_attributes(package: str, modules: "Mapping[str, str]") -> "Callable[[str], Any]":
+    """Return a `__getattr__` for `package` that imports each name from its module in `modules`."""
 
     def __getattr__(name: str) -> "Any":  # noqa: N807  (it becomes the module's hook)
-        if name in homes:
-            return getattr(import_module(homes[name]), name)
+        if name in modules:
+            return getattr(import_module(modules[name]), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return __getattr__

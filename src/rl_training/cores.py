@@ -1,4 +1,4 @@
-"""The processor: its name, its instructions, and the cores that a container or `taskset` leaves to this process."""
+"""The processor: its name, its instruction sets, and the number of cores that this process may use."""
 
 import math
 import os
@@ -10,19 +10,19 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_cores() -> int:
-    """Those of its affinity, and no more than its control group pays for."""
+    """Return the number of cores that this process may use, as limited by `taskset` or a container."""
     if sys.platform != "linux":
         return os.cpu_count() or 1
     return int(min(len(os.sched_getaffinity(0)), cgroup_cores(own_cgroup_folder())))
 
 
 def cpu_name() -> str:
-    """The processor as Linux names it, or its architecture."""
+    """Return the name of the processor as Linux reports it, or else its architecture."""
     return _cpu_info("model name") or platform.machine()
 
 
 def cpu_features() -> str:
-    """The instructions that the processor knows, as Linux lists them; empty elsewhere."""
+    """Return the instruction sets of the processor as Linux lists them; empty on other systems."""
     return _cpu_info("flags", "Features")
 
 
@@ -35,7 +35,7 @@ def _cpu_info(*fields: str) -> str:
 
 
 def own_cgroup_folder() -> Path:
-    """The folder of this process's control group (version 2)."""
+    """Return the folder of this process's control group (version 2)."""
     return _CGROUPS / _own_cgroup()
 
 
@@ -48,7 +48,7 @@ def _own_cgroup() -> str:
 
 
 def cgroup_cores(folder: Path) -> float:
-    """Cores whose time a control group (version 2) and those above it leave their processes; infinite for no limit."""
+    """Return the core limit of a control group (version 2) and of its parents; infinity if there is no limit."""
     quotas: list[float] = []
     for place in (folder, *folder.parents):
         try:

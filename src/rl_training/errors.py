@@ -1,4 +1,4 @@
-"""Everything this package raises on purpose. Each message says what was given, what is allowed, what to do."""
+"""The exceptions of this package. Each message says what was given, what is allowed and what to do."""
 
 import re
 import signal
@@ -10,22 +10,22 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/?#\s'\"]*@")
 
 
 class RLTrainingError(Exception):
-    """The root: `except RLTrainingError` catches whatever the user can put right."""
+    """The base class of all errors that a user can correct."""
 
     ended_run = False
-    """Whether a run was in progress, and has failed with this error."""
+    """Whether this error ended a run that was in progress."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a config: where, and what would be right."""
+    """One problem in a config: the path of the value, and a description."""
 
     path: tuple[str, ...]
     text: str
 
 
 class ConfigError(RLTrainingError, ValueError):
-    """A config that cannot be trained, with every problem found in it."""
+    """An invalid config, with all problems that were found."""
 
     def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
         super().__init__(message)
@@ -33,28 +33,28 @@ class ConfigError(RLTrainingError, ValueError):
 
 
 class EnvironmentSetupError(RLTrainingError):
-    """An environment that cannot be made, or whose spaces are not supported."""
+    """An environment that cannot be created, or whose spaces are not supported."""
 
 
 class UntrustedModuleError(RLTrainingError):
-    """An environment that a file names, with a module in the working directory that the user has not trusted."""
+    """A module in the working directory that a config or checkpoint names and that the user has not trusted."""
 
 
 class EnvironmentStepError(RLTrainingError, RuntimeError):
-    """An environment that failed while it ran; the message names env, episode, seed, step and action."""
+    """A failure of an environment during a run; the message names the env, episode, seed, step and action."""
 
 
 class NonFiniteUpdateError(RLTrainingError, ArithmeticError):
-    """A gradient step whose loss or gradient is no finite number; the weights are those from before it."""
+    """A gradient step whose loss or gradient is not finite; the weights stay as they were before the step."""
 
     def __init__(self, message: str, step: Any) -> None:
         super().__init__(message)
         self.step = step
-        """What was not done, so that it can be looked at and repeated."""
+        """The rejected step, which can be inspected and repeated."""
 
 
 class CheckpointError(RLTrainingError):
-    """A checkpoint that is missing, damaged, unsafe or of another format."""
+    """A checkpoint that is missing, damaged or unsafe, or that has another format."""
 
 
 class RunDirectoryError(RLTrainingError):
@@ -62,11 +62,11 @@ class RunDirectoryError(RLTrainingError):
 
 
 class TrainingStateError(RLTrainingError):
-    """A call that the state of a trainer or model does not allow, such as training it twice."""
+    """A call that is not allowed in the current state of a trainer or model, such as training it twice."""
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """A signal ended the run after its state was saved. Uncaught, it ends the program as Ctrl-C does."""
+    """An interruption by a signal; the message says what was saved. If it is not caught, it ends the program."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
@@ -74,15 +74,15 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 def describe_error(error: BaseException) -> str:
-    """An error in one line, for messages and files."""
+    """Return the type and the message of an error in one line, without credentials."""
     return without_credentials(f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def without_credentials(text: str) -> str:
-    """The text without the user names, passwords and tokens that stand before the host of a URL."""
+    """Remove user names, passwords and tokens from the URLs in a text."""
     return _CREDENTIALS.sub("", text)
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended that gave no error, for messages; negative codes are signals."""
+    """Describe the exit code of a process for a message; negative codes are signals."""
     return f"its process exited with code {code}" if code >= 0 else f"it was killed by {signal.Signals(-code).name}"

@@ -1,4 +1,4 @@
-"""Python processes that do not look for modules in the working directory first, as Python lets them by default."""
+"""Start Python processes that do not import modules from the working directory first, as Python does by default."""
 
 import os
 import sys
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def start_fork_server(start_method: str) -> None:
-    """Start the process that `forkserver` forks from, unless it runs, outside of the working directory.
+    """Start the fork server outside of the working directory, unless it is already running.
 
-    It begins with `python -c`, so it imports a `socket.py` of the directory where it starts. The processes that it
-    forks get the working directory and the `sys.path` of the process that asks for them.
+    The fork server is started with `python -c`, so it would import a file `socket.py` from the directory in which it
+    starts. The processes that it forks get the working directory and the `sys.path` of the process that requests them.
     """
     if start_method != "forkserver":
         return

@@ -1,4 +1,4 @@
-"""Limits that the system sets for processes and open files, compared with what a run will need."""
+"""Checks that a run stays within the system's limits for processes and open files."""
 
 import os
 import resource
@@ -14,32 +14,32 @@ _PID_LIMITS = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max")
 
 
 def check_open_files(num_files: int, purpose: str, remedy: str) -> None:
-    """Refuse what needs more open files than this process may have."""
+    """Raise `ConfigError` if this process may not open `num_files` more files."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     in_use = psutil.Process().num_fds()
     needed = in_use + num_files + _SPARE_FILES
     if limit != resource.RLIM_INFINITY and needed > limit:
         raise ConfigError(
-            f"{purpose} need about {needed:,} open files, the limit is {limit:,} (ulimit -n): "
+            f"{purpose} need about {needed:,} open files, but the limit is {limit:,} (ulimit -n): "
             f"raise it with 'ulimit -n {needed}', or {remedy}"
         )
 
 
 def check_processes(num_processes: int, num_threads: int, purpose: str, remedy: str) -> None:
-    """Refuse more processes, with so many threads each, than this user or container may start."""
+    """Raise `ConfigError` if this user or container may not start `num_processes` with `num_threads` each."""
     needed = num_processes * num_threads
     allowed = {"ulimit -u": _user_limit(), "kernel.pid_max and kernel.threads-max": _kernel_limit()}
     allowed["pids.max of the control group"] = _cgroup_limit()
     for name, limit in allowed.items():
         if limit is not None and needed > limit:
             raise ConfigError(
-                f"{purpose} have {needed:,} threads, allowed are {limit:,} ({name}): raise the limit, or {remedy}"
+                f"{purpose} have {needed:,} threads, but the limit is {limit:,} ({name}): raise the limit, or {remedy}"
             )
 
 
 def _user_limit() -> int | None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    return None if limit == resource.RLIM_INFINITY or os.geteuid() == 0 else limit  # root may pass it
+    return None if limit == resource.RLIM_INFINITY or os.geteuid() == 0 else limit  # the limit does not apply to root
 
 
 def _kernel_limit() -> int | None:

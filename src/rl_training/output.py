@@ -100,7 +100,7 @@ def drop_lost_output() -> None:
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # closed: the next file to open would get this number, and the output of C libraries
+        except OSError:  # closed: the next opened file would get this number, and C libraries would write to it
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout, sys.stderr = _dropping(1, sys.stdout), _dropping(2, sys.stderr)
 
@@ -115,7 +115,7 @@ def _dropping(descriptor: int, like: TextIO | None) -> TextIO:
 
 
 def warn_of_lost_output() -> None:
-    """Warn on stderr if stdout could not be written; a reader that left early, such as `head`, is no reason."""
+    """Warn on stderr if stdout could not be written, except if its reader, such as `head`, closed the pipe."""
     sys.stdout.flush()
     file = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if isinstance(file, _DroppingFile) and file.failure and file.failure.errno != errno.EPIPE:

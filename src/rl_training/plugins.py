@@ -1,4 +1,4 @@
-"""Objects of other packages that a config names as `package.module:Name`."""
+"""Import objects of other packages, which a config names as `package.module:Name`."""
 
 import re
 from importlib import import_module
@@ -22,16 +22,16 @@ def _check_form(path: str) -> str:
 
 
 ObjectPath = Annotated[str, AfterValidator(_check_form)]
-"""Where an object of another package lies: `package.module:Name`."""
+"""The path of an object in another package: `package.module:Name`."""
 
 
 def import_object(path: str, field: str) -> Any:
-    """Import what `package.module:Name` names; `field` is the config field that says so."""
+    """Import the object at `package.module:Name`; `field` is the config field that contains this path."""
     module, _, name = path.partition(":")
     admit_env_module(path, what=field.rpartition(".")[2])
     try:
         return getattr(import_module(module), name)
     except AttributeError:
         raise ConfigError(f"{field}={path!r}: {module} has no {name}") from None
-    except Exception as error:  # whatever a module raises while it is imported
+    except Exception as error:  # a module may raise any error while it is imported
         raise ConfigError(f"{field}={path!r}: {module} cannot be imported ({describe_error(error)})") from None

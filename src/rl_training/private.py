@@ -1,4 +1,4 @@
-"""Files that only this user can change, because what is read from them decides which code runs."""
+"""Files that only this user can change, because their contents decide which code runs."""
 
 import errno
 import os
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder for this user alone; one that others own or can write is a `PermissionError`."""
+    """Create a folder that only this user can access; raise `PermissionError` if others own it or can write to it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check(folder.stat(), folder)
 
 
 def open_private(path: Path) -> int:
-    """Open a regular file for reading; one that others own or can write, or a link, is an `OSError`."""
+    """Open a regular file for reading; raise `OSError` for a link, or if others own the file or can write to it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
@@ -28,7 +28,7 @@ def open_private(path: Path) -> int:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replace a file in one step, readable for this user alone, in a folder that is made private if it is new."""
+    """Replace a file atomically; only this user can read it, and a folder that does not exist is created as private."""
     make_private_folder(path.parent)
     staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with suppress(FileNotFoundError):
@@ -46,4 +46,4 @@ def _check(status: os.stat_result, path: Path) -> None:
     if status.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(errno.EPERM, "others can write it (chmod go-w)", str(path))
+        raise PermissionError(errno.EPERM, "others can write to it (chmod go-w)", str(path))

@@ -1,4 +1,4 @@
-"""Processes that other processes leave behind, and how they are ended."""
+"""Kill processes that other processes have left behind."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ _MARK = "RL_TRAINING_STARTED_BY"  # an environment variable
 
 
 def kill_group(leader: int) -> None:
-    """Kill a process group that was made for the process `leader`; the group may outlive that process."""
+    """Kill the process group of the process `leader`, even if that process has ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
@@ -31,12 +31,12 @@ def kill_descendants(pid: int) -> None:
 
 
 def mark_children() -> None:
-    """Mark all processes started from now on, so that they are found even if the one that started them is gone."""
+    """Mark all processes started from now on, so that they can be found even if their parent process has ended."""
     os.environ[_MARK] = f"{os.getpid()}-{time.time_ns()}"
 
 
 def kill_children() -> None:
-    """Kill every process that was started from this one, directly or not, and still runs."""
+    """Kill every running process that this process has started, directly or indirectly."""
     kill_descendants(os.getpid())
     mark = os.environ.get(_MARK)
     for process in psutil.process_iter():

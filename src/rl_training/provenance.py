@@ -1,4 +1,4 @@
-"""Versions of packages, and digests of source files that have no version of their own."""
+"""Versions of packages, and digests of source code that may change without a new version."""
 
 import hashlib
 import importlib.metadata
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _INSTALLED = ("site-packages", "dist-packages")
-_SHOWN = 12  # characters of a digest
+_DIGEST_LENGTH = 12
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
     """Return the versions of imported top-level packages, by name.
 
-    A package outside of the installed ones, such as a file of the user's own or a development install, may change
-    without a new version, so it gets a digest of its source as well.
+    The source of a package outside of `site-packages`, such as a user's own file or a development install, may change
+    without a new version. The result also contains a digest of such source.
     """
     found: dict[str, str] = {}
     for name in sorted(names):
@@ -35,7 +35,7 @@ def _version(name: str) -> str | None:
 
 
 def _source_digest(name: str) -> str | None:
-    """Return a digest of the Python files of a package that is not installed; none for one that is."""
+    """Return a digest of the Python files of a package, or None if it is installed."""
     location = getattr(sys.modules.get(name), "__file__", None)
     if location is None or not set(_INSTALLED).isdisjoint(Path(location).parts):
         return None
@@ -43,4 +43,4 @@ def _source_digest(name: str) -> str | None:
     summary = hashlib.sha256()
     for file in sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]:
         summary.update(file.read_bytes())
-    return summary.hexdigest()[:_SHOWN]
+    return summary.hexdigest()[:_DIGEST_LENGTH]

@@ -1,4 +1,4 @@
-"""The signals that ask a program to stop: which they are, who handles them, and what work they may end at once."""
+"""The signals that ask a program to stop: how they are handled, and which work they may interrupt immediately."""
 
 import os
 import signal
@@ -14,30 +14,30 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 class SignalExit(SystemExit):
-    """The end of a program that a signal asked for; unlike an env's own `sys.exit`, nothing may stop it."""
+    """An exit caused by a signal; unlike an env's own `sys.exit`, it is never caught."""
 
 
 _waiting: ContextVar[bool] = ContextVar("waiting", default=False)
 
 
-def heeded_signals() -> list[signal.Signals]:
-    """List the stop signals that this process reacts to: all of them, but not a SIGHUP that `nohup` ignores."""
+def handled_stop_signals() -> list[signal.Signals]:
+    """Return the stop signals that this process handles: all of them, except a SIGHUP that `nohup` ignores."""
     ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in STOP_SIGNALS if not (ignores_hangup and number == signal.SIGHUP)]
 
 
 def reported_signal(number: int) -> int:
-    """Return the signal that the exit code names: SIGUSR1 is how schedulers announce a SIGTERM."""
+    """Return the signal for the exit code: SIGTERM for SIGUSR1, with which schedulers announce a SIGTERM."""
     return signal.SIGTERM if number == signal.SIGUSR1 else number
 
 
 @contextmanager
-def handled(handler: Handler) -> Iterator[None]:
-    """Handle the stop signals by `handler`; outside the main thread, which alone may do that, nothing changes."""
+def handling_stop_signals(handler: Handler) -> Iterator[None]:
+    """Handle stop signals with `handler` inside the block; do nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in heeded_signals()}
+    before = {number: signal.signal(number, handler) for number in handled_stop_signals()}
     try:
         yield
     finally:
@@ -47,21 +47,21 @@ def handled(handler: Handler) -> Iterator[None]:
 
 @contextmanager
 def exiting_on_signals() -> Iterator[None]:
-    """End the program with exit code 128 + N on stop signal N, without a traceback, where nothing has to be saved."""
+    """Exit with code 128 + N on stop signal N, without a traceback and without saving anything."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         del frame
-        with suppress(OSError):  # print() may be what the signal has interrupted, and cannot be entered twice
+        with suppress(OSError):  # print() cannot be used: the signal may have interrupted another print()
             os.write(2, f"interrupted by {signal.Signals(number).name}\n".encode())
         raise SignalExit(128 + reported_signal(number))
 
-    with handled(leave):
+    with handling_stop_signals(leave):
         yield
 
 
 @contextmanager
 def waiting_for_others() -> Iterator[None]:
-    """Mark a wait, such as that for a compiler, which a signal may end by an exception at any point."""
+    """Mark a block that waits for another process, such as a compiler; a signal may end it with an exception."""
     token = _waiting.set(True)
     try:
         yield
@@ -70,5 +70,5 @@ def waiting_for_others() -> Iterator[None]:
 
 
 def is_waiting_for_others() -> bool:
-    """Say whether the code that a signal handler has interrupted is inside `waiting_for_others`."""
+    """Return whether the code that a signal handler has interrupted is inside `waiting_for_others`."""
     return _waiting.get()

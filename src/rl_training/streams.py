@@ -1,4 +1,4 @@
-"""One seed per run, and a random stream of its own for every purpose. Nothing draws from a global generator."""
+"""Random streams: one per purpose, all derived from the seed of the run. No global generator is used."""
 
 import zlib
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ def _sequence(seed: int, name: str, *key: int) -> np.random.SeedSequence:
 
 
 def make_stream(seed: int, name: str) -> np.random.Generator:
-    """The generator of one purpose; the same (seed, name) always gives the same stream."""
+    """Create the generator for one purpose; the same seed and name always give the same stream."""
     return np.random.Generator(np.random.PCG64(_sequence(seed, name)))
 
 
@@ -27,13 +27,13 @@ def derive_keys(seed: int, name: str, count: int) -> npt.NDArray[np.uint64]:
 
 
 def make_torch_generator(seed: int, name: str) -> "torch.Generator":
-    """The same for torch, on the CPU so that every device sees the same numbers."""
+    """Create a torch generator for one purpose, on the CPU so that every device gets the same numbers."""
     import torch
 
     return torch.Generator().manual_seed(derive_seed(seed, name))
 
 
 def derive_seed(seed: int, name: str, *key: int) -> int:
-    """A seed of its own for one item of a purpose, such as (env index, episode number)."""
+    """Derive the seed of one item of a purpose; `key` identifies the item, such as (env index, episode number)."""
     state = _sequence(seed, name, *key).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(64 - _EPISODE_SEED_BITS))

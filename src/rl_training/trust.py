@@ -1,7 +1,7 @@
-"""Which modules of the working directory the command line imports: those that the user typed or trusted.
+"""The command line imports a module of the working directory only if the user typed its name or trusted it.
 
-An env id such as `my_module:MyEnv-v0` imports a module. A module that Python finds without the working directory is
-imported as usual. From Python, nothing here applies: the caller decides what `sys.path` holds.
+An env id such as `my_module:MyEnv-v0` imports a module. A module that Python finds outside of the working directory is
+imported as usual. These rules do not apply to the Python API, where the caller controls `sys.path`.
 """
 
 import importlib.util
@@ -16,28 +16,28 @@ from pathlib import Path
 from rl_training.errors import UntrustedModuleError
 from rl_training.private import open_private, write_private
 
-_MOST_BYTES = 2**20
+_MAX_BYTES = 2**20
 
 
 class ModuleGate:
-    """Decides about the modules of the working directory for one command."""
+    """The rules for one command: which modules of the working directory it may import."""
 
     def __init__(self, source: Path | None, typed: str | None, *, trust: bool) -> None:
         self._source = source
         self._typed = typed
         self._trust = trust
-        self._directory = ""  # that was added to `sys.path`
+        self._directory = ""  # the directory that was added to `sys.path`
 
     def admit(self, name: str, what: str) -> None:
-        """Let Python find the module in `name`, such as `my_module:MyEnv-v0`, or raise `UntrustedModuleError`."""
+        """Make the module of `name`, such as `my_module:MyEnv-v0`, importable, or raise `UntrustedModuleError`."""
         module, colon, _ = name.partition(":")
         file = self._find_here(module.partition(".")[0]) if colon else None
         if file is None:
             return
-        if not (self._trust or name == self._typed or str(file) in _remembered()):
+        if not (self._trust or name == self._typed or str(file) in _trusted_files()):
             raise UntrustedModuleError(
-                f"{self._source} asks for the {what} {name}, whose module only the working directory has "
-                f"({file}): look at that code, then add --trust to run it"
+                f"{self._source} names the {what} {name}, whose module exists only in the working directory "
+                f"({file}): read that code, then add --trust to run it"
             )
         _remember(file)
         if not self._directory:
@@ -45,7 +45,7 @@ class ModuleGate:
             sys.path.append(self._directory)
 
     def _find_here(self, name: str) -> Path | None:
-        """Find a module that the working directory has and that nothing else has."""
+        """Return the file of a module that exists only in the working directory, or None."""
         if not name or name in sys.modules:
             return None
         if self._directory:
@@ -62,14 +62,14 @@ class ModuleGate:
         return Path(spec.origin or next(iter(spec.submodule_search_locations or [name]))).absolute()
 
 
-_gates: list[ModuleGate] = []  # the newest is in force; none outside of the command line
+_gates: list[ModuleGate] = []  # the last one applies; empty outside of the command line
 
 
 @contextmanager
 def guarded_imports(source: Path | None, typed: str | None = None, *, trust: bool = False) -> Iterator[None]:
-    """Import from the working directory only what may run: the env id that was `typed`, or what is trusted.
+    """Inside the block, import modules of the working directory only if they were typed or trusted.
 
-    `source` is the file or the directory that names all other env ids.
+    `typed` is the env id that the user typed. `source` is the file or directory that names all other env ids.
     """
     _gates.append(ModuleGate(source, typed, trust=trust))
     try:
@@ -79,13 +79,13 @@ def guarded_imports(source: Path | None, typed: str | None = None, *, trust: boo
 
 
 def admit_env_module(name: str, what: str = "environment") -> None:
-    """Make sure that the module in `name` may be imported, if the command line guards imports."""
+    """Make the module of `name` importable, or raise `UntrustedModuleError`; do nothing outside `guarded_imports`."""
     if _gates:
         _gates[-1].admit(name, what)
 
 
-def _memory_path() -> Path | None:
-    """The file that lists trusted modules; none for a user without a home."""
+def _list_path() -> Path | None:
+    """Return the file that lists the trusted modules, or None if the user has no home directory."""
     state = os.environ.get("XDG_STATE_HOME", "")
     try:
         home = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
@@ -94,21 +94,21 @@ def _memory_path() -> Path | None:
     return home / "rl_training" / "trusted_modules.json"
 
 
-def _remembered() -> list[str]:
-    path = _memory_path()
+def _trusted_files() -> list[str]:
+    path = _list_path()
     if path is None:
         return []
     try:
         with os.fdopen(open_private(path), "rb") as file:
-            known = json.loads(file.read(_MOST_BYTES))
-    except (OSError, ValueError, RecursionError):  # none yet, damaged, or not private
+            known = json.loads(file.read(_MAX_BYTES))
+    except (OSError, ValueError, RecursionError):  # missing, damaged, or not private
         return []
     return [name for name in known if isinstance(name, str)] if isinstance(known, list) else []
 
 
 def _remember(file: Path) -> None:
-    """Trust a module from now on; where that cannot be written, the user is asked again."""
-    path, known = _memory_path(), _remembered()
+    """Add a file to the trusted modules; if the list cannot be written, the user must use `--trust` again."""
+    path, known = _list_path(), _trusted_files()
     if path is None or str(file) in known:
         return
     try:

@@ -1,4 +1,4 @@
-"""The public door: one class per algorithm."""
+"""The public classes, one per algorithm."""
 
 from typing import TYPE_CHECKING
 

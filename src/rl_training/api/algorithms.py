@@ -1,4 +1,4 @@
-"""One class per algorithm: configure, learn, predict, evaluate, save, load."""
+"""The classes `PPO`, `DQN` and `SAC`: configure, learn, predict, evaluate, save and load."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,20 +28,20 @@ from rl_training.runtime.types import MetricDict
 from rl_training.runtime.workflows import Fork, budget_layer, checkpoint_config, continued_config
 
 
-class _HearResult(Callback):
-    """Keeps the result of a run, however it ends."""
+class _ResultCollector(Callback):
+    """A callback that collects the result of a run, even if the run fails or is interrupted."""
 
-    def __init__(self, heard: list[TrainResult]) -> None:
-        self._heard = heard
+    def __init__(self, results: list[TrainResult]) -> None:
+        self._results = results
 
     def on_train_end(self, trainer: TrainerState, result: TrainResult) -> None:
-        """Keep it."""
+        """Store the result."""
         del trainer
-        self._heard.append(result)
+        self._results.append(result)
 
 
 class Algorithm:
-    """What all algorithms offer; use one of the subclasses."""
+    """The methods that all algorithms share; use one of the subclasses."""
 
     algo: ClassVar[str]
 
@@ -57,9 +57,9 @@ class Algorithm:
 
     @classmethod
     def for_env(cls, env_id: str, **options: Any) -> Self:
-        """From an environment's id: its shipped preset if there is one, else defaults, with `options` on top.
+        """Create a model for an environment from its shipped preset, or from the defaults if there is none.
 
-        Names of `TrainConfig` fields are taken as such, all others as parameters of the algorithm.
+        `options` replace values of the preset. They are fields of `TrainConfig` or parameters of the algorithm.
         """
         known = {*TrainConfig.model_fields, *get_algorithm_spec(cls.algo).params_model.model_fields}
         for name in options.keys() - known:
@@ -74,9 +74,12 @@ class Algorithm:
         return cls(resolve_config([*layers, Layer("argument", given)]).config)
 
     def learn(self, callbacks: Iterable[Listener] | None = None, *, total_timesteps: int | None = None) -> TrainResult:
-        """Train to the budget. A model that has learnt or was loaded goes on, which needs a larger budget."""
-        heard: list[TrainResult] = []
-        listeners = [*(callbacks or ()), _HearResult(heard)]
+        """Train until the budget is used up.
+
+        A model that has already learned or was loaded continues its training, which needs a larger budget.
+        """
+        results: list[TrainResult] = []
+        listeners = [*(callbacks or ()), _ResultCollector(results)]
         try:
             if self._state is not None:
                 self.config = continued_config(self._state, [budget_layer(total_timesteps)])
@@ -85,12 +88,12 @@ class Algorithm:
             if total_timesteps is not None:
                 self.config = TrainConfig(**{**plain_config(self.config), "total_timesteps": total_timesteps})
             return DefaultExperimentManager().setup(self.config, listeners).train()
-        finally:  # an interrupted or failed run leaves a model too: the one that it saved
-            if heard and heard[0].checkpoint_path.exists():
-                self._state, self._agent = load_checkpoint(heard[0].checkpoint_path), None
+        finally:  # after an interrupted or failed run, the model is the one that the run saved
+            if results and results[0].checkpoint_path.exists():
+                self._state, self._agent = load_checkpoint(results[0].checkpoint_path), None
 
     def save(self, path: Path | str) -> Path:
-        """Write the trained model, from which `load`, the command line and resuming go on."""
+        """Write the trained model to a checkpoint file that `load` and the command line can read."""
         if self._state is None:
             raise TrainingStateError("there is nothing to save yet: call learn() first")
         target = Path(path)
@@ -99,20 +102,20 @@ class Algorithm:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """The model of a checkpoint file, or of a run directory's newest intact one."""
+        """Load a checkpoint file, or the newest intact checkpoint of a run directory."""
         # A file may have been copied without the run's replay folder, which only learn() and save() need.
         opened = open_checkpoint(path) if Path(path).is_dir() else open_without_experience(path)
         model = cls(checkpoint_config(opened.state))
         model._state, model._loaded_from = opened.state, opened.path
-        model._live_agent()  # a checkpoint that does not fit is refused here, not at the first prediction
+        model._live_agent()  # refuses a checkpoint that does not fit, before the first prediction
         return model
 
     def predict(self, obs: Any, deterministic: bool = True) -> int | Array:
-        """An action for one observation (an `int` when discrete), or one per row of a batch."""
+        """Return the action for one observation (an `int` if it is discrete), or one action per row of a batch."""
         return self._spec.predict_fn(self._live_agent(), obs, deterministic)
 
     def evaluate(self, num_episodes: int = 10) -> MetricDict:
-        """Play whole episodes with the likeliest actions."""
+        """Play whole episodes with the most likely actions, and return statistics of their returns and lengths."""
         return self._spec.evaluate_fn(self._live_agent(), num_episodes)
 
     def _live_agent(self) -> Agent:

@@ -35,30 +35,30 @@ class GroupDisplay:
         self._live: Live | None = None
         self._shown_at = clock()
 
-    def begin(self, group_dir: Path, record: GroupRecord) -> None:
+    def on_group_start(self, group_dir: Path, record: GroupRecord) -> None:
         """Print what is trained and where, and open the display."""
         seeds = format_seeds([each.seed for each in record.seeds])
         what = f"Training {record.algo} on {record.env_id}, seeds {seeds}, {record.jobs} at a time"
-        self.say(f"{what}, in {shown_path(group_dir)}")
+        self.on_message(f"{what}, in {shown_path(group_dir)}")
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
 
-    def say(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """Print one line above the live display."""
         self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
-    def update(self, seeds: Sequence[SeedProgress]) -> None:
+    def on_progress(self, seeds: Sequence[SeedProgress]) -> None:
         """Show the newest numbers, unless the display is still fresh."""
         if self._clock() - self._shown_at >= (_LINE_SECONDS if self._live is None else _REDRAW_SECONDS):
             self._show(seeds)
 
-    def ended(self, progress: SeedProgress) -> None:
+    def on_seed_end(self, progress: SeedProgress) -> None:
         """Print how a seed ended; on a terminal, only if it failed."""
         if self._live is None or progress.status == "failed":
-            self.say(_ending(progress))
+            self.on_message(_describe_end(progress))
 
-    def end(self, seeds: Sequence[SeedProgress]) -> None:
+    def on_group_end(self, seeds: Sequence[SeedProgress]) -> None:
         """Close the display and print a summary."""
         if self._live is not None:
             self._live.stop()
@@ -70,7 +70,7 @@ class GroupDisplay:
         if self._live is not None:
             self._live.update(Group(self._table(seeds), Text(_summary(seeds))), refresh=True)
         else:
-            self.say(_summary(seeds))
+            self.on_message(_summary(seeds))
 
     def _table(self, seeds: Sequence[SeedProgress]) -> Table:
         table = Table(box=None, pad_edge=False)
@@ -102,7 +102,7 @@ def _speed(seeds: Sequence[SeedProgress]) -> str:
     if not running:
         return ""
     rate = sum(each.rate for each in running)
-    left = max(sum(each.left for each in seeds) / rate, *(each.left / each.rate for each in running))
+    left = max(sum(each.steps_left for each in seeds) / rate, *(each.steps_left / each.rate for each in running))
     return f"  {rate:,.0f} steps/s  {format_duration(left)} left"
 
 
@@ -122,12 +122,12 @@ def _cells(progress: SeedProgress) -> list[str]:
         f"{progress.step:,}/{progress.total:,}",
         f"{progress.rate:,.0f}" if running else "",
         *("" if value is None else f"{value:.1f}" for value in returns),
-        format_duration(progress.left / progress.rate) if running else "",
+        format_duration(progress.steps_left / progress.rate) if running else "",
         printable(progress.reason or ""),
     ]
 
 
-def _ending(progress: SeedProgress) -> str:
+def _describe_end(progress: SeedProgress) -> str:
     evaluated = progress.metrics.get("eval/mean_reward")
     numbers = f" at step {progress.step:,} after {progress.seconds:.1f} s"
     numbers += "" if evaluated is None else f", evaluation {evaluated:.1f}"

@@ -81,7 +81,7 @@ class ProgressDisplay(Callback):
                 self._task,
                 completed=min(trainer.global_step, trainer.config.total_timesteps),
                 rate=f"{self._rate(trainer):,.0f}",
-                numbers=_numbers(trainer.metrics),
+                numbers=_format_metrics(trainer.metrics),
             )
         elif self._clock() - self._shown_at >= _LINE_SECONDS:
             self._shown_at = self._clock()
@@ -104,12 +104,12 @@ class ProgressDisplay(Callback):
         left = max(total - trainer.global_step, 0) / max(rate, 1e-6)
         self._console.print(
             f"{trainer.global_step:,}/{total:,} steps  {rate:,.0f} steps/s  {left:,.0f} s left  "
-            f"{_numbers(trainer.metrics)}",
+            f"{_format_metrics(trainer.metrics)}",
             highlight=False,
             markup=False,
             soft_wrap=True,
         )
 
 
-def _numbers(metrics: MetricDict) -> str:
+def _format_metrics(metrics: MetricDict) -> str:
     return "  ".join(f"{label} {metrics[name]:{form}}" for label, name, form in _SHOWN if name in metrics)

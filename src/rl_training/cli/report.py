@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MAX_STEPS = 300  # of the filmed episode
+_MAX_STEPS = 300  # length of the filmed episode
 _MAX_FRAMES = 150
-_MAX_SECONDS = 1.5  # for drawing; the film of a slow env is shorter
+_MAX_SECONDS = 1.5  # for drawing, so the film of a slow env is shorter
 
 
 def report(
@@ -96,7 +96,7 @@ def _film(run: "Run") -> "Animation":
     seeds = evaluation_seeds(agent.config, agent.step, 1)
     (episode,) = play_for_recording(agent, seeds, _MAX_STEPS)
     every = math.ceil(episode.length / _MAX_FRAMES)
-    frames = _take_in_time(draw_episode(agent.config, episode, every))
+    frames = _take_until_deadline(draw_episode(agent.config, episode, every))
     png, still = encode_film(frames, fps / every)
     saved = f"{'best' if best else 'newest'} checkpoint (env step {agent.step:,})"
     shown = min(every * (len(frames) - 1), episode.length)
@@ -105,8 +105,8 @@ def _film(run: "Run") -> "Animation":
     return Animation(png, still, image_size(png), caption)
 
 
-def _take_in_time(frames: Iterable[T]) -> list[T]:
-    """Take frames until the time is up; the clock starts after the first one, because an env may load a lot for it."""
+def _take_until_deadline(frames: Iterable[T]) -> list[T]:
+    """Take frames until a deadline; the clock starts after the first frame, for which an env may load a lot."""
     taken: list[T] = []
     until = math.inf
     for frame in islice(frames, _MAX_FRAMES):

@@ -1,4 +1,4 @@
-"""Shipped presets trained over seeds: suites of them, each measured as its receipt wants it."""
+"""Benchmarks: train shipped presets over several seeds and measure the values of their receipts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,29 +19,27 @@ from rl_training.runtime.run_utils import now
 from rl_training.runtime.workflows import evaluate_checkpoint
 
 SUITES = {"classic": "classic_control", "box2d": "box2d", "mujoco": "mujoco"}
-"""By name, the part of Gymnasium that a suite's environments come from."""
+"""Maps the name of a suite to the part of Gymnasium that contains its environments."""
 
 
 @dataclass(frozen=True)
 class BenchmarkOptions:
-    """How presets are measured."""
+    """Settings of a benchmark."""
 
     seeds: tuple[int, ...]
     jobs: Jobs
     episodes: int
     output_dir: Path
-    """Where the run directories go."""
+    """The directory in which the run directories are created."""
     compile: Literal["on", "off"] | None = None
-    """Instead of what the preset says."""
+    """Replaces the value of the preset, unless it is None."""
 
 
 def presets_of(name: str) -> list[str]:
-    """The presets of a suite, or the one that is named."""
+    """Return the presets of a suite, or the single preset with this name."""
     if name not in SUITES:
         if "/" not in name:
-            raise ConfigError(
-                f"no suite '{name}': there are {', '.join(SUITES)}; or name a preset such as ppo/cartpole"
-            )
+            raise ConfigError(f"there is no suite '{name}': give {', '.join(SUITES)}, or a preset such as ppo/cartpole")
         preset_path(name)
         return [name]
     return [preset for preset in preset_names() if _suite_of(read_preset(preset).env_id) == SUITES[name]]
@@ -53,16 +51,16 @@ def _suite_of(env_id: str) -> str:
 
 
 def read_preset(name: str) -> TrainConfig:
-    """A shipped preset as a config."""
+    """Read the config of a shipped preset."""
     return resolve_config([read_yaml(preset_path(name), "preset")]).config
 
 
 def measure_preset(name: str, options: BenchmarkOptions, observer: GroupObserver | None = None) -> Receipt:
-    """Train a preset over its seeds, and evaluate every final agent anew."""
+    """Train a preset with every seed, and evaluate each final agent."""
     digest = preset_digest(name)
     group = prepare_group(_preset_config(name, options), options.seeds, options.jobs, StopRules())
     result = run_group(group, observer)
-    _check_done(name, result)
+    _check_all_done(name, result)
     scores = tuple(_score(result, seed, options.episodes) for seed in options.seeds)
     iqm, interval = summarize(scores)
     record: GroupRecord = result.record
@@ -90,12 +88,12 @@ def _preset_config(name: str, options: BenchmarkOptions) -> TrainConfig:
     return read_preset(name).model_copy(update=changes)
 
 
-def _check_done(name: str, result: GroupResult) -> None:
+def _check_all_done(name: str, result: GroupResult) -> None:
     failed = [record for record in result.record.seeds if not record.done]
     if failed:
         raise RunDirectoryError(
             f"{name}: seed {failed[0].seed} {failed[0].status} ({failed[0].reason}); "
-            f"go on with `rl-training resume {result.group_dir}`"
+            f"continue with `rl-training resume {result.group_dir}`"
         )
 
 

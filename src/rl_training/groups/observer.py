@@ -1,4 +1,4 @@
-"""What a group tells while it trains: how far each seed is, and who wants to know."""
+"""The progress of a group while it trains, and the protocol of the objects that display it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,87 +12,87 @@ from rl_training.runtime.types import MetricDict
 
 @dataclass
 class SeedProgress:
-    """How far one seed has come, as far as its process has told."""
+    """The latest known progress of one seed."""
 
     seed: int
     total: int
-    """Budget in env steps."""
+    """The budget in env steps."""
     status: SeedStatus = "waiting"
     step: int = 0
     rate: float = 0.0
     """Env steps per second."""
     reason: str | None = None
     seconds: float = 0.0
-    """Of training, earlier parts of a resumed run included."""
+    """Training time, including the time before the run was resumed."""
     metrics: MetricDict = field(default_factory=dict)
-    _begun: tuple[float, int] | None = None
-    """When the process told its first step, and which that was."""
+    _first_update: tuple[float, int] | None = None
+    """The time and the step of the first update from the process."""
 
     @classmethod
-    def of(cls, record: SeedRecord, total: int) -> "SeedProgress":
-        """As far as the group knows before any process has started."""
+    def from_record(cls, record: SeedRecord, total: int) -> "SeedProgress":
+        """Create the progress of a seed whose process has not started yet."""
         progress = cls(record.seed, total)
         progress.apply_record(record)
         return progress
 
     def apply_record(self, record: SeedRecord) -> None:
-        """Take over how the seed stands in the group's record."""
+        """Copy the state of the seed from the group's record."""
         self.status, self.reason = record.status, record.reason
         self.step, self.seconds = record.global_step, record.wall_seconds
         if record.final_return is not None:
             self.metrics["eval/mean_reward"] = record.final_return
 
     def advance(self, step: int, metrics: MetricDict, clock: float) -> None:
-        """Take over what the process tells at a moment of the clock."""
+        """Store an update from the process, received at time `clock`, and compute the speed."""
         self.step, self.metrics = step, metrics
-        began_at, began_step = self._begun = self._begun or (clock, step)
-        self.rate = (step - began_step) / max(clock - began_at, 1e-6)
+        first_clock, first_step = self._first_update = self._first_update or (clock, step)
+        self.rate = (step - first_step) / max(clock - first_clock, 1e-6)
 
     @property
-    def left(self) -> int:
-        """Env steps to go, unless the run has ended."""
+    def steps_left(self) -> int:
+        """The env steps that remain; 0 if the run has ended."""
         return max(self.total - self.step, 0) if self.status in ("waiting", "running") else 0
 
 
 class GroupObserver(Protocol):
-    """Follows a group while it trains."""
+    """An object that is notified while a group trains."""
 
     @property
     def make_seed_callback(self) -> Callable[[], Callback] | None:
-        """Make the callback that reports one seed's progress in that seed's log; none: the log holds no reports."""
+        """The factory of the callback that prints a seed's progress to its log; None prints no progress."""
 
-    def begin(self, group_dir: Path, record: GroupRecord) -> None:
-        """The group is about to train."""
+    def on_group_start(self, group_dir: Path, record: GroupRecord) -> None:
+        """Handle the start of the group."""
 
-    def say(self, text: str) -> None:
-        """Something happened that is worth a line."""
+    def on_message(self, text: str) -> None:
+        """Show a line of text."""
 
-    def update(self, seeds: Sequence[SeedProgress]) -> None:
-        """Numbers may have changed; called several times a second."""
+    def on_progress(self, seeds: Sequence[SeedProgress]) -> None:
+        """Show new numbers; called several times per second."""
 
-    def ended(self, progress: SeedProgress) -> None:
-        """A seed has ended."""
+    def on_seed_end(self, progress: SeedProgress) -> None:
+        """Handle the end of a seed."""
 
-    def end(self, seeds: Sequence[SeedProgress]) -> None:
-        """The group has ended."""
+    def on_group_end(self, seeds: Sequence[SeedProgress]) -> None:
+        """Handle the end of the group."""
 
 
 class SilentObserver:
-    """Shows nothing."""
+    """An observer that shows nothing."""
 
     make_seed_callback: Callable[[], Callback] | None = None
 
-    def begin(self, group_dir: Path, record: GroupRecord) -> None:
+    def on_group_start(self, group_dir: Path, record: GroupRecord) -> None:
         """Show nothing."""
 
-    def say(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """Show nothing."""
 
-    def update(self, seeds: Sequence[SeedProgress]) -> None:
+    def on_progress(self, seeds: Sequence[SeedProgress]) -> None:
         """Show nothing."""
 
-    def ended(self, progress: SeedProgress) -> None:
+    def on_seed_end(self, progress: SeedProgress) -> None:
         """Show nothing."""
 
-    def end(self, seeds: Sequence[SeedProgress]) -> None:
+    def on_group_end(self, seeds: Sequence[SeedProgress]) -> None:
         """Show nothing."""

@@ -1,4 +1,4 @@
-"""The processes of a group, seen from the one that owns them: so many at once, what they tell, and how they end."""
+"""The seed processes of a group, as the main process sees them: starting, receiving events, passing on signals."""
 
 import multiprocessing
 import os
@@ -13,84 +13,84 @@ from types import FrameType
 import psutil
 
 from rl_training.errors import describe_exit
-from rl_training.groups.seed_process import Beat, Ending, SeedJob, live, process_name
+from rl_training.groups.seed_process import Outcome, ProgressUpdate, SeedJob, process_name, run_seed
 from rl_training.interpreters import start_fork_server
 from rl_training.processes import kill_group, kill_tree
-from rl_training.signals import handled
+from rl_training.signals import handling_stop_signals
 
-_LOOK_SECONDS = 0.25
-_DYING_SECONDS = 5.0
+_POLL_SECONDS = 0.25
+_EXIT_SECONDS = 5.0
 _SAVING_SECONDS = 10.0
-# Imported once, by a server that then forks a process per seed: each would take seconds to import them itself.
+# The fork server imports these once; otherwise, each seed process would spend seconds on importing them.
 _PRELOADED = ["rl_training.groups.seed_process", "torch.utils.tensorboard", "matplotlib.figure"]
 
 
 @dataclass(frozen=True)
-class Start:
-    """A seed has got its process."""
+class Started:
+    """The event that the process of a seed has started."""
 
 
-SeedEvent = Start | Beat | Ending
+SeedEvent = Started | ProgressUpdate | Outcome
 
 
 class SeedProcess:
-    """One running seed."""
+    """The process of one running seed."""
 
     def __init__(self, job: SeedJob) -> None:
         self.seed = job.config.seed
-        self._ending: Ending | None = None
+        self._outcome: Outcome | None = None
         self._stopping = False
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
         start_fork_server(context.get_start_method())
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=live, args=(job, theirs), name=process_name(self.seed))
-        with theirs:
+        self.connection, child_connection = context.Pipe()
+        self._process = context.Process(target=run_seed, args=(job, child_connection), name=process_name(self.seed))
+        with child_connection:
             self._process.start()
         assert self._process.pid is not None
         self._pid = self._process.pid
 
-    def receive(self) -> Beat | Ending | None:
-        """What the process says, or that it has ended; waits if it says nothing."""
+    def receive(self) -> ProgressUpdate | Outcome | None:
+        """Wait for the next event; the outcome is returned only after the process has closed its connection."""
         try:
-            event: Beat | Ending = self.connection.recv()
-        except (EOFError, OSError):  # every copy of its end is closed
-            return self._end()
-        if isinstance(event, Beat):
+            event: ProgressUpdate | Outcome = self.connection.recv()
+        except (EOFError, OSError):  # the process, and every child that inherited the connection, has closed it
+            return self._finish()
+        if isinstance(event, ProgressUpdate):
             return event
-        self._ending = event  # it still has to clear up
+        self._outcome = event  # the process has not finished its clean-up yet
         return None
 
-    def _end(self) -> Ending:
+    def _finish(self) -> Outcome:
         self.connection.close()
-        self._process.join(_DYING_SECONDS)
+        self._process.join(_EXIT_SECONDS)
         kill_group(self._pid)
-        if self._ending is not None:
-            return self._ending
+        if self._outcome is not None:
+            return self._outcome
         code = self._process.exitcode
-        reason = "it went silent" if code is None else describe_exit(code)
+        reason = "it closed its connection without exiting" if code is None else describe_exit(code)
         if self._stopping:
-            return Ending("interrupted", reason)
-        return Ending("failed", f"{reason} (out of memory?)" if code == -signal.SIGKILL else reason)
+            return Outcome("interrupted", reason)
+        return Outcome("failed", f"{reason} (out of memory?)" if code == -signal.SIGKILL else reason)
 
     def stop(self, number: int) -> None:
-        """Pass a signal on, once."""
+        """Send a signal to the process; further calls do nothing."""
         if not self._stopping:
             self._stopping = True
             self._send(number)
 
     def wait(self, seconds: float) -> None:
-        """Let a process that was asked to stop save its run."""
+        """Wait for a stopping process to save its run and exit."""
         self._process.join(seconds)
 
     def kill(self) -> None:
-        """End the process, whatever it is doing, and the programs that its envs have started."""
+        """Kill the process and all programs that its envs have started."""
         self._stopping = True
         kill_tree(self._pid)
-        self._send(signal.SIGKILL)  # it may not lead a group yet
+        self._send(signal.SIGKILL)  # a process that has just started does not lead a process group yet
 
-    def sweep(self) -> None:
-        """Kill what a process that is gone has left behind; a child that it forked keeps the connection open."""
+    def kill_orphans(self) -> None:
+        """Kill the children of a process that no longer exists, because they keep its connection open."""
         if not psutil.pid_exists(self._pid):
             kill_group(self._pid)
 
@@ -99,43 +99,44 @@ class SeedProcess:
             os.kill(self._pid, number)
 
 
-def run_at_once(
-    jobs: Iterable[SeedJob], most: int, signals: Sequence[int]
+def run_processes(
+    jobs: Iterable[SeedJob], max_running: int, signals: Sequence[int]
 ) -> Generator[tuple[int, SeedEvent] | None, None, None]:
-    """Give every job a process, `most` at a time; what becomes of them, by seed, or none when time has passed.
+    """Run each job in its own process, at most `max_running` at a time, and yield (seed, event) pairs.
 
-    `signals` grows: its first entry is passed on, and no further job begins; its second kills.
+    Yields None several times per second. The caller may append to `signals` meanwhile: the first entry is sent to
+    the running processes, and no further job is started; the second entry kills them.
     """
     waiting = deque(jobs)
     running: list[SeedProcess] = []
     try:
         while running or (waiting and not signals):
-            while waiting and len(running) < most and not signals:
+            while waiting and len(running) < max_running and not signals:
                 running.append(SeedProcess(waiting.popleft()))
-                yield running[-1].seed, Start()
-            for process in _speaking(running):
+                yield running[-1].seed, Started()
+            for process in _wait_for_events(running):
                 event = process.receive()
-                if isinstance(event, Ending):
+                if isinstance(event, Outcome):
                     running.remove(process)
                 if event is not None:
                     yield process.seed, event
             for process in running:
-                process.sweep()
-                _pass_on(signals, process)
+                process.kill_orphans()
+                _forward_signal(signals, process)
             yield None
     finally:
-        for process in running:  # whoever listened has failed
+        for process in running:  # some still run only if the caller has failed
             process.stop(signal.SIGTERM)
         for process in running:
             process.wait(_SAVING_SECONDS)
 
 
-def _speaking(running: Sequence[SeedProcess]) -> list[SeedProcess]:
-    ready = wait([process.connection for process in running], _LOOK_SECONDS)
+def _wait_for_events(running: Sequence[SeedProcess]) -> list[SeedProcess]:
+    ready = wait([process.connection for process in running], _POLL_SECONDS)
     return [process for process in running if process.connection in ready]
 
 
-def _pass_on(signals: Sequence[int], process: SeedProcess) -> None:
+def _forward_signal(signals: Sequence[int], process: SeedProcess) -> None:
     if len(signals) > 1:
         process.kill()
     elif signals:
@@ -144,12 +145,12 @@ def _pass_on(signals: Sequence[int], process: SeedProcess) -> None:
 
 @contextmanager
 def collected_signals() -> Iterator[list[int]]:
-    """The signals that ask to stop, as they come."""
+    """Collect the stop signals that arrive inside the block in a list."""
     received: list[int] = []
 
     def collect(number: int, frame: FrameType | None) -> None:
         del frame
         received.append(number)
 
-    with handled(collect):
+    with handling_stop_signals(collect):
         yield received

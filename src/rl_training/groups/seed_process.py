@@ -1,4 +1,4 @@
-"""One seed of a group, inside its process: an ordinary run that reports to the process that owns the group."""
+"""The process of one seed: trains an ordinary run and reports to the main process of the group."""
 
 import multiprocessing
 import os
@@ -32,125 +32,126 @@ from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.types import MetricDict
 from rl_training.runtime.workflows import prepare_resume
-from rl_training.signals import heeded_signals
+from rl_training.signals import handled_stop_signals
 
-_BEAT_SECONDS = 0.25
-_NAME = "seed-"
+_UPDATE_SECONDS = 0.25
+_NAME_PREFIX = "seed-"
 
 
 @dataclass(frozen=True)
 class SeedJob:
-    """What a process is to train, or to go on with if there is something to go on with."""
+    """The run that a process trains, or resumes if it has a checkpoint."""
 
     config: TrainConfig
     run_dir: Path
-    """Inside the config's output directory."""
+    """The run directory, inside the config's output directory."""
     run_suffix: str
-    """The last part of the directory's name."""
+    """The last part of the name of the run directory."""
     log_path: Path
     stop: StopRules
     start_method: str
-    """Of the env workers, as a single run would start them."""
+    """The start method of env workers, the same as in a single run."""
     make_callback: Callable[[], Callback] | None
-    """Makes the callback that reports the run's progress in its log."""
+    """The factory of the callback that prints the run's progress to its log."""
 
 
 @dataclass(frozen=True)
-class Beat:
-    """How far a run is, and its newest numbers."""
+class ProgressUpdate:
+    """The current step of a run and its latest metrics."""
 
     step: int
     metrics: MetricDict
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How a run ended; a process that is killed has no time to say it."""
+class Outcome:
+    """The final status of a run; a process that is killed cannot send it."""
 
     status: SeedStatus
     reason: str | None = None
 
 
-class OwnerLink(Callback):
-    """Tells the owner how far the run is; without an owner, the run saves its state and ends."""
+class ProgressReporter(Callback):
+    """A callback that sends progress to the main process; if that process is gone, the run saves its state and ends."""
 
-    def __init__(self, owner: Connection) -> None:
-        self._owner = owner
-        self._told_at = 0.0
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sent_at = 0.0
 
     def on_train_start(self, trainer: TrainerState) -> None:
-        """Begin to listen and to tell."""
-        _heed_the_first_signal_only()
-        self._tell(trainer)
+        """Prepare the signal handlers, and send the first update."""
+        _ignore_repeated_signals()
+        self._send(trainer)
 
     def on_collect_end(self, trainer: TrainerState, result: CollectResult) -> None:
-        """Tell, now and then."""
+        """Send an update, unless the last one is recent."""
         del result
-        if time.monotonic() - self._told_at >= _BEAT_SECONDS:
-            self._tell(trainer)
+        if time.monotonic() - self._sent_at >= _UPDATE_SECONDS:
+            self._send(trainer)
 
     def on_eval_end(self, trainer: TrainerState, metrics: MetricDict) -> None:
-        """Tell at once."""
+        """Send an update immediately."""
         del metrics
-        self._tell(trainer)
+        self._send(trainer)
 
-    def _tell(self, trainer: TrainerState) -> None:
-        self._told_at = time.monotonic()
-        _, writable, _ = select.select([], [self._owner], [], 0.0)
-        if not writable:  # an owner that was suspended must not hold the run up
+    def _send(self, trainer: TrainerState) -> None:
+        self._sent_at = time.monotonic()
+        _, writable, _ = select.select([], [self._connection], [], 0.0)
+        if not writable:  # a suspended main process must not block the run
             return
         try:
-            self._owner.send(Beat(trainer.global_step, dict(trainer.metrics)))
+            self._connection.send(ProgressUpdate(trainer.global_step, dict(trainer.metrics)))
         except OSError:
             signal.raise_signal(signal.SIGTERM)
 
 
 def process_name(seed: int) -> str:
-    """What the process of a seed is called."""
-    return f"{_NAME}{seed}"
+    """Return the name of the process of a seed."""
+    return f"{_NAME_PREFIX}{seed}"
 
 
 def in_seed_process() -> bool:
-    """Whether this code runs in the process of a seed, as a script does that such a process imports."""
-    return multiprocessing.current_process().name.startswith(_NAME)
+    """Return whether this code runs in the process of a seed, which also imports the script that started the group."""
+    return multiprocessing.current_process().name.startswith(_NAME_PREFIX)
 
 
-def _heed_the_first_signal_only() -> None:
-    """A scheduler signals every process of a job, and the owner passes its own signal on: a second is no impatience.
+def _ignore_repeated_signals() -> None:
+    """Handle only the first stop signal; for a single run, the second one would end it without saving.
 
-    Who is impatient kills through the owner.
+    A scheduler signals every process of a job, and the main process passes its own signal on, so a second signal does
+    not mean that the user is impatient. An impatient user's second signal reaches the main process, which kills.
     """
-    heeded: list[int] = []
-    answer = signal.getsignal(signal.SIGTERM)
+    received: list[int] = []
+    handler = signal.getsignal(signal.SIGTERM)
 
-    def heed(number: int, frame: FrameType | None) -> None:
-        if not heeded and callable(answer):
-            heeded.append(number)
-            answer(number, frame)
+    def handle_first(number: int, frame: FrameType | None) -> None:
+        if not received and callable(handler):
+            received.append(number)
+            handler(number, frame)
 
-    for number in heeded_signals():
-        signal.signal(number, heed)
+    for number in handled_stop_signals():
+        signal.signal(number, handle_first)
 
 
-def live(job: SeedJob, owner: Connection) -> None:
-    """The life of the process."""
-    os.setpgid(0, 0)  # what a terminal sends to its foreground group is for the owner to pass on
+def run_seed(job: SeedJob, connection: Connection) -> None:
+    """Train or resume one seed: the main function of its process."""
+    os.setpgid(0, 0)  # a terminal signals its foreground group; only the main process shall get that signal
     multiprocessing.set_start_method(job.start_method, force=True)
     drop_lost_output()
-    _print_to(job.log_path)
+    _redirect_output(job.log_path)
     try:
         reporting = [job.make_callback()] if job.make_callback else []
-        ending = _train(job, [*reporting, OwnerLink(owner), *job.stop.callbacks()])
+        outcome = _train(job, [*reporting, ProgressReporter(connection), *job.stop.callbacks()])
         with suppress(OSError):
-            owner.send(ending)
-        if ending.status in ("completed", "stopped"):
+            connection.send(outcome)
+        if outcome.status in ("completed", "stopped"):
             plot_run(context_of(job.run_dir))
     finally:
-        kill_descendants(os.getpid())  # what an env has started and not ended
+        kill_descendants(os.getpid())  # programs that an env has started and not ended
 
 
-def _print_to(path: Path) -> None:
-    """Append what is printed from here on, by C libraries too; without the file it goes where the owner prints."""
+def _redirect_output(path: Path) -> None:
+    """Append stdout and stderr, including output of C libraries, to a file; if it cannot be opened, change nothing."""
     try:
         descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     except OSError as error:
@@ -162,30 +163,30 @@ def _print_to(path: Path) -> None:
     os.close(descriptor)
 
 
-def _train(job: SeedJob, callbacks: Sequence[Callback]) -> Ending:
+def _train(job: SeedJob, callbacks: Sequence[Callback]) -> Outcome:
     try:
         context = context_of(job.run_dir)
         if not step_checkpoints(context.checkpoints_dir):
             _set_aside(context)
             train = get_algorithm_spec(job.config.algo).train_fn
-            return Ending(train(job.config, run_suffix=job.run_suffix, callbacks=callbacks).status)
-        # A checkpoint that names another environment is refused: only the group's own was admitted.
+            return Outcome(train(job.config, run_suffix=job.run_suffix, callbacks=callbacks).status)
+        # Refuse a checkpoint that names another environment: only the module of the group's own one may be imported.
         same_env = Layer("group", {"env_id": job.config.env_id})
-        return Ending(prepare_resume(job.run_dir, [same_env]).train(callbacks=callbacks).status)
+        return Outcome(prepare_resume(job.run_dir, [same_env]).train(callbacks=callbacks).status)
     except TrainingInterrupted as error:
         print(error, file=sys.stderr)
-        return Ending("interrupted", signal.Signals(error.signal_number).name)
-    except KeyboardInterrupt:  # before the run listened
-        return Ending("interrupted", signal.SIGINT.name)
+        return Outcome("interrupted", signal.Signals(error.signal_number).name)
+    except KeyboardInterrupt:  # before the run installed its signal handlers
+        return Outcome("interrupted", signal.SIGINT.name)
     except Exception as error:
         traceback.print_exc()
-        return Ending("failed", describe_error(error))
+        return Outcome("failed", describe_error(error))
 
 
 def _set_aside(context: RunContext) -> None:
-    """Make room for a new run where an earlier one left no checkpoint to go on from; nothing of it is removed."""
+    """Rename the directory of an earlier run that left no checkpoint, so that a new run can use its name."""
     if context.run_dir.exists():
-        RunLock(context.run_dir).acquire().release()  # refuses if somebody is just about to begin there
+        RunLock(context.run_dir).acquire().release()  # raises an error if another process is about to train there
         aside = set_aside(context.run_dir, "set-aside")
-        reason = f"{context.run_dir} has no checkpoint to go on from"
-        warnings.warn(f"{reason}: it is set aside as {aside.name}, and the seed starts again", stacklevel=2)
+        reason = f"{context.run_dir} has no checkpoint to resume from"
+        warnings.warn(f"{reason}: it was renamed to {aside.name}, and the seed starts from the beginning", stacklevel=2)

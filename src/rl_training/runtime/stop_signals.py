@@ -11,7 +11,7 @@ from typing import NoReturn
 from rl_training.errors import TrainingInterrupted
 from rl_training.experiment.checkpointing import step_checkpoints
 from rl_training.runtime.session import TrainingSession
-from rl_training.signals import handled, is_waiting_for_others, reported_signal
+from rl_training.signals import handling_stop_signals, is_waiting_for_others, reported_signal
 
 _PATIENCE_SECONDS = 4.0  # who sends SIGTERM sends SIGKILL some seconds later
 _LOOK_SECONDS = 0.25  # between two looks at what a signal is waiting for
@@ -75,7 +75,7 @@ def stop_signals(session: TrainingSession) -> Iterator[None]:
     request = _StopRequest(session)
     before = signal.signal(signal.SIGALRM, request.look)
     try:
-        with handled(request.receive):
+        with handling_stop_signals(request.receive):
             yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)

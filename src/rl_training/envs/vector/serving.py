@@ -26,7 +26,7 @@ from rl_training.envs.samples import RunningEpisode
 from rl_training.envs.vector.protocol import EnvFactory
 from rl_training.errors import describe_error
 from rl_training.processes import kill_descendants, kill_group, kill_tree
-from rl_training.signals import STOP_SIGNALS, heeded_signals
+from rl_training.signals import STOP_SIGNALS, handled_stop_signals
 
 _HEADER_BYTES = 8
 _READ_BYTES = 2**16
@@ -298,7 +298,7 @@ def _answer_commands(end: socket.socket, server: EnvServer) -> bool:
 
 def _leave_signals_to_owner() -> None:
     """Let the owner decide what a signal to all of its processes means."""
-    for number in heeded_signals():
+    for number in handled_stop_signals():
         # Handlers, other than SIG_IGN, do not pass to programs that an env starts and may want to terminate.
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else _do_nothing)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the owner blocks them while it starts a process
