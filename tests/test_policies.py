@@ -18,14 +18,13 @@ ASYMMETRIC = spaces.Box(np.array([0.0, -3.0], np.float32), np.array([1.0, 10.0],
 
 
 def make_policy(action_space: spaces.Space[Any], observation_space: spaces.Space[Any] | None = None) -> ActorCritic:
-    policy = ActorCritic(
+    return ActorCritic(
         observation_space or spaces.Box(-1.0, 1.0, (3,)),
         action_space,
         NetworkSpec((16, 8), "tanh", torch.device("cpu")),
         seed=1,
+        log_std=-0.5,
     )
-    policy.initialise(torch.Generator().manual_seed(1), log_std=-0.5)
-    return policy
 
 
 def test_categorical_scores_as_torch_does() -> None:

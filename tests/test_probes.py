@@ -65,7 +65,7 @@ def values(model: Algorithm, *observations: float) -> list[float]:
         return [float(value) for value in learner.policy.values(params, obs)]
     if model.algo == "dqn":
         return [float(value) for value in learner.policy.q_values(params, obs).max(dim=1).values]
-    actions = learner.policy.sample(params, obs, torch.zeros(len(obs), learner.policy.actions.size)).actions
+    actions = learner.policy.draw(params, obs, torch.zeros(len(obs), learner.policy.actions.size)).actions
     critics = learner.critics.forward(learner.critics.params.tensors, obs, actions)
     return [float(value) for value in critics.min(dim=0).values]
 

@@ -126,15 +126,15 @@ class CompilingLearner(Protocol):
 class LearnerParams(StrictModel):
     """What every algorithm's `algo_kwargs` may hold."""
 
-    hidden_sizes: HiddenSizes
+    hidden_sizes: HiddenSizes = (64, 64)
     """Hidden layers of each network."""
-    activation: Activation
+    activation: Activation = "tanh"
     network: ObjectPath | None = None
     """`package.module:Name` of what makes each network instead of `hidden_sizes` and `activation`.
 
     It is called with the shape of one input and the number of outputs, and returns a `torch.nn.Module`.
     """
-    learning_rate: PositiveSchedule
+    learning_rate: PositiveSchedule = Schedule(start=3e-4)
     gamma: UnitFloat = 0.99
     normalize_obs: Flag = False
     """To running mean 0 and deviation 1, clipped at 10 deviations."""
@@ -171,8 +171,10 @@ class LearnerParams(StrictModel):
 class OnPolicyParams(LearnerParams):
     """What every algorithm that learns from rollouts has."""
 
-    num_steps: PositiveInt
+    num_steps: PositiveInt = 128
     """Steps per env in one rollout."""
+    gae_lambda: UnitFloat = 0.95
+    """How far advantages look ahead: 0 for one step, 1 for the whole rollout."""
 
     def plan_details(self, rollout_size: int) -> dict[str, int | str]:
         """Return what a plan says about the updates on one rollout of this many transitions."""
@@ -184,9 +186,9 @@ class OffPolicyParams(LearnerParams):
     """What every algorithm that learns from replayed transitions has; counts are env steps, all envs together."""
 
     activation: Activation = "relu"
-    buffer_capacity: PositiveInt
+    buffer_capacity: PositiveInt = 1_000_000
     """Transitions kept."""
-    batch_size: PositiveInt
+    batch_size: PositiveInt = 256
     learning_starts: Count = 1_000
     """Env steps with uniform actions before the first update."""
     train_frequency: PositiveInt = 1

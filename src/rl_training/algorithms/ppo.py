@@ -13,7 +13,6 @@ from rl_training.algorithms.base import (
     Batch,
     Correlation,
     GradientStep,
-    HiddenSizes,
     LearnerSetup,
     LossGradients,
     Networks,
@@ -30,15 +29,13 @@ from rl_training.experiment.validation import (
     Float,
     NonNegativeFloat,
     PositiveInt,
-    UnitFloat,
     config_error,
 )
 from rl_training.policies.acting import Actor, SamplingActor
 from rl_training.policies.actor_critic import ActorCritic, OutputGradients
 from rl_training.policies.base import Array, PolicyOutput
 from rl_training.policies.features import RewardNormalizer
-from rl_training.policies.networks.mlp import Activation
-from rl_training.streams import make_stream, make_torch_generator
+from rl_training.streams import make_stream
 
 
 class PPOParams(OnPolicyParams):
@@ -48,9 +45,6 @@ class PPOParams(OnPolicyParams):
     update_epochs: PositiveInt = 10
     """Passes over each rollout."""
     minibatch_size: PositiveInt = 64
-    hidden_sizes: HiddenSizes = (64, 64)
-    activation: Activation = "tanh"
-    learning_rate: PositiveSchedule = Schedule(start=3e-4)
     clip_coef: PositiveSchedule = Schedule(start=0.2)
     """How far the probability ratio may move from 1."""
     clip_vf_coef: Annotated[Float, Field(gt=0.0)] | None = None
@@ -58,7 +52,6 @@ class PPOParams(OnPolicyParams):
     ent_coef: NonNegativeFloat = 0.0
     vf_coef: NonNegativeFloat = 0.5
     """Weight of half the squared error of the values; Stable-Baselines3 takes the whole, so its 0.5 is 1.0 here."""
-    gae_lambda: UnitFloat = 0.95
     normalize_advantages: Flag = True
     """To mean 0 and deviation 1, within each minibatch."""
     max_grad_norm: Annotated[Float, Field(gt=0.0)] = 0.5
@@ -169,6 +162,37 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
     return float(1.0 - (returns - values).var(correction=0) / variance)
 
 
+class AdvantageEstimator:
+    """Values, log-probs and advantages of whole rollouts, from the code that the update uses."""
+
+    def __init__(self, policy: ActorCritic, params: OnPolicyParams) -> None:
+        self._policy, self._params = policy, params
+        self.rewards = RewardNormalizer(params.gamma, enabled=params.normalize_rewards)
+
+    @torch.inference_mode()
+    def compute(self, rollout: RolloutBuffer, last_obs: Array) -> None:
+        """Fill in values, log-probs, advantages and returns; `last_obs` [env, ...] follows the newest step."""
+        policy, params = self._policy, self._policy.params.tensors
+        device = policy.params.flat.device
+        steps = max(1, _BULK_ROWS // rollout.num_envs)
+        for part in (slice(start, start + steps) for start in range(0, rollout.num_steps, steps)):
+            obs, actions = rollout.obs[part].flatten(0, 1).to(device), rollout.actions[part].flatten(0, 1).to(device)
+            output = policy.evaluate(params, policy.encoder.encode_tensor(obs), actions).output
+            rollout.values[part] = output.values.view(-1, rollout.num_envs)
+            rollout.logprobs[part] = output.logprobs.view(-1, rollout.num_envs)
+        following = torch.as_tensor(last_obs).to(rollout.obs.dtype)
+        beyond = torch.cat([following, rollout.truncated_last_obs().to(following.device)]).to(device)
+        values = policy.values(params, policy.encoder.encode_tensor(beyond)).to(rollout.device)
+        rollout.bootstrap_values[rollout.truncated] = values[rollout.num_envs :]
+        self.rewards.update(rollout.rewards.cpu().numpy(), rollout.dones.cpu().numpy())
+        rollout.compute_returns_and_advantages(
+            last_values=values[: rollout.num_envs],
+            gamma=self._params.gamma,
+            gae_lambda=self._params.gae_lambda,
+            rewards=self.rewards.apply(rollout.rewards),
+        )
+
+
 class PPOLearner:
     """Learns from rollouts: advantages first, then epochs of minibatches."""
 
@@ -180,9 +204,13 @@ class PPOLearner:
             )
         self.params = params
         self.policy = ActorCritic(
-            setup.observation_space, setup.action_space, params.network_spec(setup.device), setup.seed
+            setup.observation_space,
+            setup.action_space,
+            params.network_spec(setup.device),
+            setup.seed,
+            log_std=params.log_std_init,
         )
-        self.policy.initialise(make_torch_generator(setup.seed, "initialisation"), params.log_std_init)
+        self._advantages = AdvantageEstimator(self.policy, params)
         self.total_timesteps = setup.total_timesteps
         self._setup = setup
         self._stream = make_stream(setup.seed, "minibatches")
@@ -193,35 +221,15 @@ class PPOLearner:
             max_norm=params.max_grad_norm,
             compile_as=setup.compile_as,
         )
-        self._rewards = RewardNormalizer(params.gamma, enabled=params.normalize_rewards)
 
     def make_actor(self, envs: Sequence[int]) -> Actor:
         """Return what only picks actions; values and log-probs come in bulk with `compute_advantages`."""
         kind, size = self.policy.distribution.noise_kind, self.policy.distribution.num_noise
         return SamplingActor(self.policy, self._setup.noise(kind, size, self.params.noise_correlation, envs))
 
-    @torch.inference_mode()
     def compute_advantages(self, rollout: RolloutBuffer, last_obs: Array) -> None:
-        """Values and log-probs of the whole rollout from the code that the update uses, then GAE."""
-        device = self.policy.params.flat.device
-        params = self.policy.params.tensors
-        steps = max(1, _BULK_ROWS // rollout.num_envs)
-        for part in (slice(start, start + steps) for start in range(0, rollout.num_steps, steps)):
-            obs, actions = rollout.obs[part].flatten(0, 1).to(device), rollout.actions[part].flatten(0, 1).to(device)
-            output = self.policy.evaluate(params, self.policy.encoder.encode_tensor(obs), actions).output
-            rollout.values[part] = output.values.view(-1, rollout.num_envs)
-            rollout.logprobs[part] = output.logprobs.view(-1, rollout.num_envs)
-        following = torch.as_tensor(last_obs).to(rollout.obs.dtype)
-        beyond = torch.cat([following, rollout.truncated_last_obs().to(following.device)]).to(device)
-        values = self.policy.values(params, self.policy.encoder.encode_tensor(beyond)).to(rollout.device)
-        rollout.bootstrap_values[rollout.truncated] = values[rollout.num_envs :]
-        self._rewards.update(rollout.rewards.cpu().numpy(), rollout.dones.cpu().numpy())
-        rollout.compute_returns_and_advantages(
-            last_values=values[: rollout.num_envs],
-            gamma=self.params.gamma,
-            gae_lambda=self.params.gae_lambda,
-            rewards=self._rewards.apply(rollout.rewards),
-        )
+        """Fill in values, log-probs, advantages and returns; `last_obs` [env, ...] follows the newest step."""
+        self._advantages.compute(rollout, last_obs)
 
     def update(self, rollout: RolloutBuffer, step: int) -> UpdateResult:
         """Learn from the rollout that began at env step `step`, in epochs of minibatches."""
@@ -272,7 +280,7 @@ class PPOLearner:
         return {
             "policy": self.policy.state_dict(),
             "optimizer": self._optimizer.adam.state_dict(),
-            "rewards": self._rewards.state_dict(),
+            "rewards": self._advantages.rewards.state_dict(),
             "minibatch_stream": self._stream.bit_generator.state,
         }
 
@@ -280,5 +288,5 @@ class PPOLearner:
         """Go on where `state` stopped."""
         self.policy.load_state_dict(state["policy"])
         self._optimizer.adam.load_state_dict(state["optimizer"])
-        self._rewards.load_state_dict(state["rewards"])
+        self._advantages.rewards.load_state_dict(state["rewards"])
         self._stream.bit_generator.state = state["minibatch_stream"]

@@ -14,7 +14,7 @@ from rl_training.policies.features import Encoder
 from rl_training.policies.networks.protocol import Trace
 from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.params import make_trained_params, pack_policy, unpack_policy
-from rl_training.streams import make_stream
+from rl_training.streams import make_stream, make_torch_generator
 
 ACTOR_GAIN, CRITIC_GAIN = 0.01, 1.0
 
@@ -45,7 +45,10 @@ class ActorCritic:
         action_space: spaces.Space[Any],
         network: NetworkSpec,
         seed: int,
+        *,
+        log_std: float = 0.0,
     ) -> None:
+        """`log_std` is the initial log standard deviation of continuous actions."""
         self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
         self.distribution = build_distribution(action_space)
         self.actor = network.build("actor", self.encoder.feature_shape, self.distribution.num_outputs)
@@ -54,8 +57,9 @@ class ActorCritic:
         self.params = make_trained_params(shapes, network.device)
         self.action_shape, self.action_dtype = self.distribution.action_shape, self.distribution.action_dtype
         self._stream = make_stream(seed, "predictions")
+        self._initialise(make_torch_generator(seed, "initialisation"), log_std)
 
-    def initialise(self, generator: torch.Generator, log_std: float) -> None:
+    def _initialise(self, generator: torch.Generator, log_std: float) -> None:
         """Random weights from `generator`, which is on the CPU so that every device starts alike."""
         start = torch.zeros(self.params.layout.size)
         params = self.params.layout.tensors(start)
