@@ -23,6 +23,7 @@ from rl_training.errors import ConfigError
 from rl_training.trust import guarded_imports
 
 if TYPE_CHECKING:
+    from rl_training.algorithms.base import LearnerParams
     from rl_training.cli.seeds import ManySeeds
     from rl_training.experiment.sources import Layer, ResolvedConfig
 
@@ -108,17 +109,17 @@ def train(
 
     flags = {"algo": algo, "env_id": env, "total_timesteps": total_timesteps, "seed": seed, "output_dir": output_dir}
     layers = [*_read_file(config, algo, env), _flag_layer(flags), read_assignments(assignments or [])]
-    resolved = resolve(layers)
+    resolved, params = resolve(layers)
     many = read_many_seeds(seeds, jobs, resolved)
     stop = StopRules(stop_at_return, stop_after, patience)
     typed = resolved.config.env_id if resolved.sources[("env_id",)] == "flag" else None
     with guarded_imports(config, typed, trust=trust):
         if dry_run:
-            return _show_plan(resolved, many)
+            return _show_plan(resolved, params, many)
         if many is not None:
             return train_many(resolved.config, many, stop)
         train_run = get_algorithm_spec(resolved.config.algo).train_fn
-        show_result(train_run(resolved.config, callbacks=[ProgressDisplay(), *stop.callbacks()]))
+        show_result(train_run(resolved.config, callbacks=[ProgressDisplay(), *stop.callbacks()], params=params))
     return 0
 
 
@@ -141,13 +142,12 @@ def _flag_layer(flags: dict[str, Any]) -> "Layer":
     return Layer("flag", {name: str(value) if isinstance(value, Path) else value for name, value in given.items()})
 
 
-def _show_plan(resolved: "ResolvedConfig", many: "ManySeeds | None") -> int:
+def _show_plan(resolved: "ResolvedConfig", params: "LearnerParams", many: "ManySeeds | None") -> int:
     from rl_training.cli.console import show_plan
     from rl_training.cli.seeds import show_many_plan
     from rl_training.runtime.registry import get_algorithm_spec
 
-    spec = get_algorithm_spec(resolved.config.algo)
-    show_plan(resolved, spec.resolve_params_fn(resolved.config), spec.plan_fn(resolved.config))
+    show_plan(resolved, params, get_algorithm_spec(resolved.config.algo).plan_fn(resolved.config))
     if many is not None:
         show_many_plan(resolved.config, many)
     return 0
