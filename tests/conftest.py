@@ -59,6 +59,7 @@ def make_config(tmp_path: Path) -> MakeConfig:
             "total_timesteps": 128,
             "output_dir": tmp_path / "runs",
             "num_envs": 4,
+            "vectorization": "sync",
             "eval_episodes": 2,
             "eval_interval": 64,
             "log_interval": 64,

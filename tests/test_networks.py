@@ -122,7 +122,7 @@ def test_a_module_solves_the_probe_that_the_mlp_solves(make_config: MakeConfig, 
 @pytest.mark.parametrize(("algo", "steps"), [("ppo", 6_000), ("dqn", 3_000)])
 def test_a_small_cnn_learns_from_images(make_config: MakeConfig, algo: str, steps: int) -> None:
     _, settings, _ = MODELS[algo]
-    params = {**settings, "network": "sample_networks:SmallCNN"}
+    params = {**settings, "network": "sample_networks:SmallCNN", "learning_rate": 1e-3}
     config = make_config(
         algo=algo,
         env_id="sample_networks:Side-v0",

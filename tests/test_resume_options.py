@@ -382,7 +382,7 @@ def test_a_signal_in_the_middle_of_a_save_ends_the_run_with_a_whole_checkpoint(
 def test_an_update_that_takes_too_long_is_given_up_and_can_be_repeated(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr("rl_training.runtime.lifecycle._PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("rl_training.runtime.stop_signals._PATIENCE_SECONDS", 0.2)
 
     class BeforeUpdate(Callback):
         def on_collect_end(self, trainer: Any, result: Any) -> None:

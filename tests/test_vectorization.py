@@ -18,6 +18,8 @@ from rl_training.envs.factory import make_single_env, make_vector_env, resolve_v
 from rl_training.envs.vector.batched import BatchedVectorEnv
 from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.errors import ConfigError, EnvironmentSetupError, EnvironmentStepError
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.experiment.sources import Layer
 from rl_training.runtime.workflows import prepare_resume
@@ -135,6 +137,37 @@ def test_auto_takes_the_fastest_kind(
     resolved, reason = resolve_vectorization(config)
     assert (resolved.vectorization, resolved.envs_per_worker) == (kind, envs_per_worker)
     assert reason == f"{chosen.kind}: one env" if num_envs == 1 else f"{num_envs} envs, {cores} cores" in str(reason)
+
+
+def test_workers_are_not_chosen_where_they_would_run_the_users_script_again(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "available_cores", lambda: 4)
+    monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: "forkserver")
+    config = make_config(env_id="tests/Slow-v0", env_kwargs={"seconds": 0.002}, vectorization="auto")
+    assert resolve_vectorization(config)[0].vectorization == "sync"
+
+
+def test_auto_is_the_default_and_a_resumed_run_keeps_what_was_chosen(make_config: MakeConfig) -> None:
+    assert TrainConfig(algo="ppo", env_id="CartPole-v1").vectorization == "auto"
+    run_dir = train(make_config(num_envs=16, vectorization="auto", algo_kwargs={"num_steps": 4}))
+    prepare_resume(run_dir, [Layer("test", {"total_timesteps": 256})]).train()
+    assert load_checkpoint(run_dir / "checkpoints" / "step_256.pt").config["vectorization"] == "native"
+
+
+@pytest.mark.parametrize("fault", ["raise", "sleep", "os._exit"])
+def test_an_env_that_cannot_be_timed_is_left_to_the_run(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(choosing, "_PATIENCE_SECONDS", 1.0)
+    armed = tmp_path / "armed"
+    armed.touch()
+    kwargs = {"fault": fault, "armed": str(armed), "at": 5}
+    run_dir = train(make_config(env_id="tests/Faulty-v0", env_kwargs=kwargs, vectorization="auto"))
+    assert not armed.exists()
+    decision = read_metadata(context_of(run_dir))["decisions"]["vectorization"]
+    reason = {"raise": "RuntimeError: lost", "sleep": "no answer", "os._exit": "the process ended with exit code 0"}
+    assert decision.startswith(f"sync: one env could not be timed ({reason[fault]}")
 
 
 def test_a_step_is_timed_with_its_share_of_resets() -> None:

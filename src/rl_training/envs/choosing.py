@@ -1,17 +1,21 @@
 """Which kind of vector env suits a run: `vectorization: auto` plays one env for a moment and compares."""
 
 import math
+import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rl_training.cores import available_cores
 from rl_training.envs.restore import AnyEnv
+from rl_training.envs.subprocesses import SubprocessError, call_in_process
 from rl_training.envs.vector.native import has_native
 from rl_training.experiment.config import TrainConfig
 
+_PATIENCE_SECONDS = 20.0  # for making one env and timing it
 _TRIALS = 5
 _TRIAL_SECONDS = 0.04
 _PASSING_SECONDS = 2e-6  # of handing one env its action and taking in what it gives
@@ -30,12 +34,21 @@ class Vectorization:
 
 
 def choose_vectorization(config: TrainConfig, make_env: Callable[[], AnyEnv]) -> Vectorization:
-    """The fastest kind by what one env's steps take, what this machine's cores are, and how many envs there are."""
+    """Choose the fastest kind by the time that a step of one env takes, the cores, and the number of envs.
+
+    The env is timed in a process of its own. One that fails or hangs there is left to the run, which names the step and
+    saves its state.
+    """
     cores, count = available_cores(), config.num_envs
     if count == 1:
         return Vectorization("sync", 1, "one env")
-    with closing(make_env()) as env:
-        seconds = step_seconds(env)
+    if not _forks():
+        kind = "native" if has_native(config.env_id) else "sync"
+        return Vectorization(kind, 1, "processes do not start by fork here")
+    try:
+        seconds = call_in_process(partial(_time_env, make_env), _PATIENCE_SECONDS)
+    except SubprocessError as error:
+        return Vectorization("sync", 1, f"one env could not be timed ({error})")
     per_worker = math.ceil(count / min(cores, count))
     vector_seconds = {"sync": count * (seconds + _PASSING_SECONDS)}
     if has_native(config.env_id):
@@ -47,6 +60,17 @@ def choose_vectorization(config: TrainConfig, make_env: Callable[[], AnyEnv]) ->
         fastest = "sync"
     reason = f"a step of one env takes {1e6 * seconds:.0f} us, {count} envs, {cores} cores"
     return Vectorization(fastest, per_worker if fastest == "async" else 1, reason)
+
+
+def _forks() -> bool:
+    """Return whether processes start as copies of this one; otherwise they may run the user's script again."""
+    methods = multiprocessing.get_all_start_methods()  # the default is the first
+    return (multiprocessing.get_start_method(allow_none=True) or methods[0]) == "fork"
+
+
+def _time_env(make_env: Callable[[], AnyEnv]) -> float:
+    with closing(make_env()) as env:
+        return step_seconds(env)
 
 
 def step_seconds(env: AnyEnv) -> float:

@@ -140,7 +140,7 @@ class TrainConfig(StrictModel):
     output_dir: Annotated[Path, AfterValidator(_expand_home)] = Path("runs")
     device: Annotated[Name, AfterValidator(_check_device)] = "auto"
     num_envs: PositiveInt = 1
-    vectorization: Annotated[Name, AfterValidator(_check_vectorization)] = "sync"
+    vectorization: Annotated[Name, AfterValidator(_check_vectorization)] = "auto"
     """How the envs are stepped. The trajectories are the same in all cases.
 
     `sync` steps the envs in this process, `async` in worker processes, `native` through Gymnasium's vector version,
