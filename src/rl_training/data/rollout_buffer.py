@@ -143,7 +143,7 @@ class RolloutBuffer:
     ) -> None:
         """Compute generalised advantage estimates (Schulman et al. 2016).
 
-        `last_values` [env] are the values after the newest step. `rewards` replace the stored, raw rewards.
+        `last_values` [env] are the values after the newest step. `rewards`, if given, replace the stored raw rewards.
         """
         steps = self._num_filled_steps
         rewards = self.rewards if rewards is None else rewards

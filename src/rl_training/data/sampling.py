@@ -109,7 +109,7 @@ class PrioritizedSampler:
 
     def __init__(self, capacity: int, alpha: float, stream: np.random.Generator) -> None:
         self.alpha = alpha
-        self.beta = 0.4  # set by the learner's schedule
+        self.beta = 0.4  # the learner's schedule changes it
         self._stream = stream
         self._tree = SumTree(capacity)
         self._highest = 1.0

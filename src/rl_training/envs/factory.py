@@ -34,7 +34,7 @@ from rl_training.plugins import import_object, is_object_path
 from rl_training.signals import SignalExit
 from rl_training.trust import admit_env_module
 
-ANNOUNCED_SECONDS = 3.0  # a warning is obs_bytes if building the envs takes longer
+ANNOUNCED_SECONDS = 3.0  # a warning is shown if building the envs takes longer
 
 _MAX_UNMEASURED_ENVS = 64  # up to this number, the memory of the envs is not estimated
 WORKER_STEP_TIMEOUT = 5.0  # seconds; a worker process that is only slow is started again at little cost

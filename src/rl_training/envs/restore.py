@@ -40,7 +40,7 @@ def restore_env(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Rest
 
 
 def restore_or_raise(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
-    """Restore `env` to the end of `episode`; it must then show `expected_obs` and have the same return."""
+    """Restore `env` to the newest step of `episode`; it must then show `expected_obs` and have the same return."""
     reason = why_not_restorable(episode)
     if reason:
         return Restored(None, reason)

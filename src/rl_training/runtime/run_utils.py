@@ -324,9 +324,7 @@ def _git_commit() -> str | None:
                 Path(folder, name).mkdir()
             Path(folder, "HEAD").write_text(f"{commit}\n")
             Path(folder, "config").write_text(_plain_git_config())
-            shutil.copy2(
-                Path(git_dir, "index"), Path(folder, "index")
-            )  # its modification time shows which files to compare
+            shutil.copy2(Path(git_dir, "index"), Path(folder, "index"))  # git needs its modification time
             variables = {"GIT_DIR": folder, "GIT_WORK_TREE": top, "GIT_INDEX_FILE": f"{folder}/index"}
             variables["GIT_OBJECT_DIRECTORY"] = str(Path(objects).absolute())
             compare = ("diff-index", "--name-only", "--ignore-submodules", "HEAD")

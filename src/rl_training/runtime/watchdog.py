@@ -127,7 +127,7 @@ class Watchdog:
                 else:
                     waited += grace
             if waited >= allowed + grace:
-                self._give_up(current)
+                self._save_and_exit(current)
 
     def _ticks(self, seconds: float) -> int:
         return max(round(seconds / self._tick), 1)
@@ -148,7 +148,7 @@ class Watchdog:
             frame = frame.f_back
         return False
 
-    def _give_up(self, call: _Call) -> None:
+    def _save_and_exit(self, call: _Call) -> None:
         """Save the run in its state before the call, and end the process, because the call cannot be interrupted."""
         call.calls.abandoned = True
         if not call.is_running():
