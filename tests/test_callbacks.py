@@ -187,8 +187,8 @@ def evaluate(stopper: StopWithoutImprovement, *returns: float) -> str | None:
 
 def test_a_run_stops_when_evaluations_no_longer_improve() -> None:
     assert evaluate(StopWithoutImprovement(2), 1.0, 2.0, 2.0, 3.0, 1.0) is None
-    assert evaluate(StopWithoutImprovement(2), 1.0, 2.0, 2.0, 1.0) == "no better evaluation than 2 in 2"
-    assert evaluate(StopWithoutImprovement(2, margin=0.5), 1.0, 1.4, 1.5) == "no better evaluation than 1 in 2"
+    assert evaluate(StopWithoutImprovement(2), 1.0, 2.0, 2.0, 1.0) == "no evaluation better than 2 in the last 2"
+    assert evaluate(StopWithoutImprovement(2, margin=0.5), 1.0, 1.4, 1.5) == "no evaluation better than 1 in the last 2"
     with pytest.raises(ConfigError, match="patience=0"):
         StopWithoutImprovement(0)
 

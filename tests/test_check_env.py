@@ -149,7 +149,7 @@ def test_what_training_copes_with_is_no_problem(name: str) -> None:
 def test_a_broken_contract_is_told_once() -> None:
     report = check("bad/FourValuesEnv-v0")
     assert flagged(report) == {"step": "problem"}
-    assert report.findings[-1].found == "gave a tuple of 4, not five values"
+    assert report.findings[-1].found == "returned a tuple of 4, not five values"
     assert report.exact_resume.startswith("not checked")
 
 
@@ -245,7 +245,7 @@ def test_the_command_exits_with_1_when_there_is_a_problem(capsys: pytest.Capture
 
 def test_arguments_reach_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
     main(["check-env", "tests/Echo-v0", "--steps", "30", "--set", "kind=discrete"])
-    assert "Box observations, Discrete actions: dqn and ppo can train these" in capsys.readouterr().out
+    assert "Box observations, Discrete actions: trainable with dqn and ppo" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

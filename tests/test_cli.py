@@ -296,7 +296,7 @@ def test_checkpoints_outside_a_run_directory_are_not_resumed_in_place(
 ) -> None:
     (own_run / "metadata.json").unlink()
     assert main(["resume", str(own_run), "--total-timesteps", "256"]) == 2
-    assert_one_error_line(capsys.readouterr().err, "is no run directory; give one of the files to fork it")
+    assert_one_error_line(capsys.readouterr().err, "is not a run directory; give one of the files to fork it")
 
 
 def test_a_finished_run_says_so_and_holds_its_files(trained: Path) -> None:

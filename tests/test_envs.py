@@ -165,7 +165,7 @@ def test_every_env_needs_an_action(make_config: MakeConfig, vectorization: str) 
 
 def test_a_counter_of_another_number_of_envs_is_refused(make_config: MakeConfig) -> None:
     envs = make_vector_env(make_config(num_envs=2))
-    with pytest.raises(ValueError, match="3 envs were saved, 2 are here"):
+    with pytest.raises(ValueError, match="the saved state has 3 envs, this run has 2"):
         envs.tracker.load_state_dict({"episode_numbers": [0, 0, 0]})
 
 

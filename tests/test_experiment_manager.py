@@ -16,7 +16,7 @@ from rl_training.runtime.callbacks import Callback
 def test_setup_gives_a_trainer_that_trains_once(make_each: MakeConfig) -> None:
     trainer = DefaultExperimentManager().setup(make_each())
     assert trainer.train().metrics["global_step"] == 128
-    with pytest.raises(TrainingStateError, match="trained already"):
+    with pytest.raises(TrainingStateError, match="already trained"):
         trainer.train()
 
 
@@ -58,7 +58,7 @@ def test_resume_hands_its_callbacks_on_and_continues_in_place(make_each: MakeCon
     first = manager.setup(make_each()).train()
     trainer = manager.resume(first.run_dir, total_timesteps=256, callbacks=[Watch()])
     assert trainer.train().run_dir == first.run_dir
-    with pytest.raises(TrainingStateError, match="trained already"):
+    with pytest.raises(TrainingStateError, match="already trained"):
         trainer.train()
     assert seen == [192, 256]
     metadata = read_metadata(context_of(first.run_dir))

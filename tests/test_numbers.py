@@ -247,7 +247,7 @@ def test_a_failed_update_leaves_the_last_good_checkpoint_to_go_on_from(make_conf
 
 def test_a_run_without_a_refused_step_has_nothing_to_replay(make_config: MakeConfig) -> None:
     result = train(make_config())
-    with pytest.raises(CheckpointError, match="holds no refused gradient step"):
+    with pytest.raises(CheckpointError, match="has no rejected gradient step"):
         replay_failed_step(result.run_dir)
     assert main(["replay", str(result.run_dir)]) == 2
 

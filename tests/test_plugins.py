@@ -122,4 +122,4 @@ def test_a_broken_plugin_is_reported_and_the_others_still_work(tmp_path: Path) -
     planned = run(tmp_path, "train", "--algo", "ppo", "--env", "CartPole-v1", "--dry-run")
     assert planned.returncode == 0, planned.stderr
     assert "brokenplug:SPEC cannot be loaded: RuntimeError('no such thing')" in planned.stderr
-    assert "oddplug:SPEC is no AlgorithmSpec" in planned.stderr
+    assert "oddplug:SPEC is not an AlgorithmSpec" in planned.stderr

@@ -169,7 +169,7 @@ def test_a_misspelt_config_field_is_named_too() -> None:
 def test_an_observation_of_the_wrong_shape_is_refused(make_config: MakeConfig) -> None:
     model = PPO(make_config())
     for shape in ((3,), (2, 3), (1, 2, 2)):
-        with pytest.raises(ConfigError, match=r"an observation has shape \(4,\)"):
+        with pytest.raises(ConfigError, match=r"expected an observation of shape \(4,\)"):
             model.predict(np.zeros(shape, np.float32))
 
 

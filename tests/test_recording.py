@@ -233,7 +233,7 @@ def test_an_env_that_cannot_draw_is_one_line(
     painted: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["record", str(painted(name="Unpainted")), "--output", str(tmp_path / "agent.gif")]) == 2
-    message = "tests/Unpainted-v0 cannot be recorded: it needs the render mode rgb_array, offered: ansi\n"
+    message = "tests/Unpainted-v0 cannot be recorded: it needs the render mode rgb_array, but offers: ansi\n"
     assert capsys.readouterr().err.endswith(message)
 
 

@@ -351,7 +351,7 @@ def test_a_cut_concerns_only_the_envs_it_names() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"size": 4}, "4 of 6 transitions were stored, the capacity is 5 now"),
+        ({"size": 4}, "the saved buffer has 4 of 6 transitions, which does not fit a capacity of 5"),
         ({"blocks": []}, "transitions 1 to 5 are missing"),
         ({"added": 7}, "transitions 6 to 6 are missing"),
         ({"blocks": [{"first": 2, "content": {"rows": torch.zeros(4, 6)}}]}, "rows 2 to 5 of shape"),

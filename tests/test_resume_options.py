@@ -182,7 +182,7 @@ def test_updates_that_were_compiled_and_run_eagerly_now_are_named(
     assert load_checkpoint(find_checkpoint(run_dir)).metadata["packages"] is None
     with pytest.warns(UserWarning, match="compiling failed|cannot be compiled here"):
         note = resumed_note(run_dir, 192, {"packages": packages})
-    assert note["reasons"] == (["updates were compiled before, and cannot be compiled here"] if named else [])
+    assert note["reasons"] == (["updates were compiled before but cannot be compiled here"] if named else [])
     assert note["exact"] != named
 
 
@@ -382,7 +382,7 @@ def test_a_signal_in_the_middle_of_a_save_ends_the_run_with_a_whole_checkpoint(
 def test_an_update_that_takes_too_long_is_given_up_and_can_be_repeated(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr("rl_training.runtime.stop_signals._PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("rl_training.runtime.stop_signals._MAX_WORK_SECONDS", 0.2)
 
     class BeforeUpdate(Callback):
         def on_collect_end(self, trainer: Any, result: Any) -> None:

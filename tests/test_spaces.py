@@ -165,7 +165,7 @@ def test_a_space_that_processes_cannot_share_is_refused_too(register: Register, 
     config = make_config(env_id=env_id, vectorization="async")
     with pytest.raises(
         EnvironmentSetupError,
-        match=f"{env_id} does not run in processes .*supported observation spaces: Box and Discrete",
+        match=f"{env_id} cannot run in worker processes .*supported observation spaces: Box and Discrete",
     ):
         train_ppo(config)
     assert not config.output_dir.exists()

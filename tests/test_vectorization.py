@@ -13,7 +13,7 @@ from test_exact_resume import SignalAt, train
 
 from rl_training.cli.progress import ProgressDisplay
 from rl_training.envs import choosing
-from rl_training.envs.choosing import choose_vectorization, step_seconds
+from rl_training.envs.choosing import choose_vectorization, measure_step_seconds
 from rl_training.envs.factory import make_single_env, make_vector_env, resolve_vectorization
 from rl_training.envs.vector.batched import BatchedVectorEnv
 from rl_training.envs.vector.protocol import VectorEnv
@@ -171,7 +171,7 @@ def test_an_env_that_cannot_be_timed_is_left_to_the_run(
 
 
 def test_a_step_is_timed_with_its_share_of_resets() -> None:
-    assert 0.002 <= step_seconds(make_single_env("tests/Slow-v0", {"seconds": 0.002})) < 0.2
+    assert 0.002 <= measure_step_seconds(make_single_env("tests/Slow-v0", {"seconds": 0.002})) < 0.2
 
 
 def test_what_auto_came_to_is_kept_and_shown(make_config: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:

@@ -267,7 +267,7 @@ def test_other_observations_travel_too(space: spaces.Space[Any]) -> None:
 def test_a_killed_worker_changes_nothing_but_time(envs_per_worker: int) -> None:
     shown = play(in_process())
     started = time.monotonic()
-    with pytest.warns(UserWarning, match="started again") as warned:
+    with pytest.warns(UserWarning, match="restarting it") as warned:
         again = play(in_processes(options={"envs_per_worker": envs_per_worker}), disturb=kill_at(6, 20))
     assert time.monotonic() - started < SOON
     assert_same(again, shown)
@@ -278,7 +278,7 @@ def test_a_killed_worker_changes_nothing_but_time(envs_per_worker: int) -> None:
     assert "(seed " in text
     assert ", step " in text
     assert "with action " in text
-    assert "it was killed by SIGKILL; it is started again (1 of at most 3 times in a row)" in text
+    assert "it was killed by SIGKILL; restarting it (1 of at most 3 times in a row)" in text
 
 
 CAUSES = {
@@ -296,7 +296,7 @@ def test_an_env_that_fails_once_changes_nothing_but_time(tmp_path: Path, mischie
     options = {"envs_per_worker": envs_per_worker, "step_timeout": 2.0 if mischief == "hang" else PATIENT}
     envs = in_processes(options=options, mischief=mischief, plan=(5,), memory=tmp_path)
     started = time.monotonic()
-    with pytest.warns(UserWarning, match="started again") as warned:
+    with pytest.warns(UserWarning, match="restarting it") as warned:
         again = play(envs)
     assert time.monotonic() - started < SOON
     assert_same(again, shown)
@@ -362,7 +362,7 @@ def test_restarts_are_counted_in_a_row() -> None:
 
 def test_an_env_that_cannot_be_brought_back_ends_the_run() -> None:
     envs = in_processes(kind=DriftingEnv)
-    told = "env 1 could not be brought back, since it is no function of its seed and the actions kept: "
+    told = "env 1 could not be restored, because it is not a function of its seed and the actions kept: "
     with pytest.warns(UserWarning, match="SIGKILL"), pytest.raises(EnvironmentStepError, match=told):
         play(envs, disturb=kill_at(3))
 
@@ -544,7 +544,7 @@ def test_a_worker_that_cannot_be_asked_has_no_states_in_a_saved_vector() -> None
 def test_a_state_that_cannot_be_saved_is_named() -> None:
     with closing(in_processes(kind=OddStateEnv)) as envs:
         envs.reset()
-        with pytest.raises(CheckpointError, match=r"env [01]: CheckpointError: get_state\(\) .* holds a set"):
+        with pytest.raises(CheckpointError, match=r"env [01]: CheckpointError: get_state\(\) .* contains a set"):
             envs.state_dict()
 
 
@@ -583,7 +583,7 @@ def test_an_interrupted_step_leaves_no_stale_answer(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             envs.step(np.zeros(4, dtype=np.int64))
         signal.signal(signal.SIGALRM, before)
-        with pytest.warns(UserWarning, match="it takes no commands"):
+        with pytest.warns(UserWarning, match="it does not accept commands"):
             obs, _ = envs.reset()
     with closing(in_process()) as sync:
         sync.reset()

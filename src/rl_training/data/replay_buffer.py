@@ -1,4 +1,4 @@
-"""Off-policy storage: the newest transitions in one ring, n-step returns at sampling."""
+"""Off-policy storage: a ring of the newest transitions; n-step returns are computed when sampling."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ Index = npt.NDArray[np.int64]
 
 
 def transition_bytes(obs_shape: Shape, action_shape: Shape, obs_dtype: torch.dtype) -> int:
-    """Memory of one stored transition."""
+    """Return the memory of one stored transition in bytes."""
     obs_size, flags = int(np.prod(obs_shape)), 3  # reward and the two kinds of ending
     if obs_dtype is torch.uint8:
         return obs_size + 4 * (int(np.prod(action_shape)) + flags)
@@ -25,10 +25,10 @@ def transition_bytes(obs_shape: Shape, action_shape: Shape, obs_dtype: torch.dty
 
 
 class ReplayBuffer:
-    """The newest `capacity` transitions, one packed float32 row each; images are kept apart, as uint8 and once.
+    """Storage for the newest `capacity` transitions, each a packed float32 row; images are stored separately as uint8.
 
-    `dones` says that the episode terminated; a time limit is `truncated` and keeps its bootstrap. Transitions are
-    numbered in the order in which they came, and number n lies in row n modulo `capacity`. Rows of `num_envs` envs are
+    `dones` means that the episode terminated; a time limit is `truncated` and keeps its bootstrap. Transitions are
+    numbered in the order of arrival, and number n is stored in row n modulo `capacity`. Rows of `num_envs` envs are
     interleaved, so that the successor of row i is row i + num_envs.
     """
 
@@ -45,7 +45,7 @@ class ReplayBuffer:
         gamma: float = 1.0,
         sampler: Sampler | None = None,
     ) -> None:
-        self.capacity = capacity - capacity % num_envs  # whole steps of all envs, so that the ring stays in phase
+        self.capacity = capacity - capacity % num_envs  # whole vector steps, so that each env keeps its rows
         if self.capacity < 1:
             raise ValueError(f"capacity={capacity} cannot hold one step of {num_envs} envs")
         self.num_envs, self.n_step, self.gamma = num_envs, n_step, gamma
@@ -61,22 +61,22 @@ class ReplayBuffer:
         self._rows = torch.zeros((self.capacity, int(ends[-1])))
         self._array = self._rows.numpy()  # the same memory
         self.added = 0
-        """How many transitions were ever added: the number of the next one."""
+        """The number of transitions added so far, which is also the number of the next one."""
         self._size = 0
-        self._cut_at = -1  # how many had been added at the last cut
+        self._cut_at = -1  # the value of `added` at the last cut
 
     def __len__(self) -> int:
         return self._size
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the stored transitions."""
+        """Memory of the storage in bytes."""
         return self._rows.nbytes + (self._frames.num_bytes if self._frames else 0)
 
     def add(self, *, obs: Any, actions: Any, rewards: Any, next_obs: Any, dones: Any, truncated: Any = False) -> None:
         """Store one transition, or one of every env when the arguments have a leading axis [env, ...]."""
         count = np.size(rewards)
-        rows = self._places(self.added, self.added + count)
+        rows = self._rows_of(self.added, self.added + count)
         given = {"actions": actions, "rewards": rewards, "dones": dones, "truncated": truncated}
         if self._frames:
             ended = np.reshape(dones, count).astype(np.bool_) | np.asarray(truncated, dtype=np.bool_)
@@ -92,19 +92,19 @@ class ReplayBuffer:
         self.added += count
         self._size = min(self._size + count, self.capacity)
 
-    def _places(self, first: int, end: int) -> Index:
-        """The rows of the transitions numbered from `first` to before `end`."""
+    def _rows_of(self, first: int, end: int) -> Index:
+        """Return the rows of the transitions numbered from `first` up to, but not including, `end`."""
         return np.arange(first, end) % self.capacity
 
     def cut(self, envs: Sequence[int], last_obs: Any = None) -> None:
         """Treat the running episodes of `envs` as truncated after their newest step: they will not be continued.
 
-        `last_obs` is stored with that step already.
+        `last_obs` is not used, because it is already stored with that step.
         """
         del last_obs
         if not self._size:
             return
-        newest = self._places(self.added - self.num_envs, self.added)[list(envs)]
+        newest = self._rows_of(self.added - self.num_envs, self.added)[list(envs)]
         self._cut_at = self.added
         columns = {name: self._array[:, self._columns[name]] for name in ("dones", "truncated")}
         columns["truncated"][newest] = np.maximum(columns["truncated"][newest], 1.0 - columns["dones"][newest])
@@ -112,22 +112,22 @@ class ReplayBuffer:
             self._frames.cut(newest)
 
     def sample(self, batch_size: int) -> dict[str, Tensor]:
-        """A batch drawn with replacement.
+        """Draw a batch with replacement.
 
-        `rewards` are sums over up to `n_step` steps, `next_obs` and `dones` belong to the last of them, and `discounts`
-        is gamma to the power of their real number, 0 where the episode terminated.
+        `rewards` are discounted sums over up to `n_step` steps, and `next_obs` and `dones` belong to the last of these
+        steps. `discounts` is gamma to the power of their actual number, or 0 where the episode terminated.
         """
         drawn = self.sampler.draw(batch_size, self._size)
         batch = self._gather(drawn.rows)
         if self.n_step > 1:
-            batch |= self._look_ahead(drawn.rows)
+            batch |= self._n_step_fields(drawn.rows)
         else:
             batch["discounts"] = np.float32(self.gamma) * (1.0 - batch["dones"])
         batch["indices"], batch["weights"] = drawn
         return {name: torch.from_numpy(field) for name, field in batch.items()}
 
     def _gather(self, rows: Index) -> dict[str, Array]:
-        """The fields of some rows: in NumPy, which takes a small batch apart in a fraction of torch's time."""
+        """Return the fields of some rows; in NumPy, which is much faster than torch for small batches."""
         packed, columns = self._array.take(rows, axis=0), self._columns
         batch: dict[str, Array] = {name: packed[:, columns[name].start] for name in ("rewards", "dones", "truncated")}
         batch["actions"] = self._unpack(packed, columns["actions"], self.action_shape, self.action_dtype)
@@ -144,8 +144,8 @@ class ReplayBuffer:
             field = field.reshape(len(packed), *shape)
         return field if dtype is torch.float32 else field.astype(np.int64)
 
-    def _look_ahead(self, rows: Index) -> dict[str, Array]:
-        """Rewards, endings and last observations of the n-step returns that begin at `rows`."""
+    def _n_step_fields(self, rows: Index) -> dict[str, Array]:
+        """Return the fields of the n-step transitions that begin at `rows`."""
         rewards, dones, truncated = (
             self._array[:, self._columns[name]][:, 0] for name in ("rewards", "dones", "truncated")
         )
@@ -166,14 +166,14 @@ class ReplayBuffer:
         return {"rewards": sums, "discounts": discounts, **{name: ahead[name] for name in names}}
 
     def state_dict(self, since: int = 0) -> dict[str, Any]:
-        """What is stored; of the transitions those numbered from `since` on, the earlier ones being saved already.
+        """Return the state, with only the transitions numbered from `since` on; the earlier ones are saved already.
 
-        The blocks of such increments, one after the other, and the rest of the last one make a whole state.
+        To load a state, put the blocks of all increments, in order, into the newest increment.
         """
-        if since <= self._cut_at:  # what was saved before the cut may lack it in the newest row of every env
+        if since <= self._cut_at:  # the newest row of every env may have been saved before the cut
             since -= self.num_envs
         first = max(since, self.added - self._size)
-        places = self._places(first, self.added)
+        places = self._rows_of(first, self.added)
         block: dict[str, Any] = {"first": first, "content": self._block(places)}
         return {
             "added": self.added,
@@ -188,10 +188,12 @@ class ReplayBuffer:
         return {"rows": self._rows[torch.from_numpy(places)], **frames}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped; of a transition that several blocks hold, the last one counts."""
+        """Load a state; if several blocks contain a transition, the last one counts."""
         added, size = int(state["added"]), int(state["size"])
         if size != min(added, self.capacity):
-            raise ValueError(f"{size} of {added} transitions were stored, the capacity is {self.capacity} now")
+            raise ValueError(
+                f"the saved buffer has {size} of {added} transitions, which does not fit a capacity of {self.capacity}"
+            )
         self.added, self._size, self._cut_at = added, size, -1
         if self._frames:
             self._frames.clear()
@@ -205,12 +207,15 @@ class ReplayBuffer:
             self._frames.load_open_ends(state["open_ends"])
 
     def _load_block(self, first: int, content: dict[str, Tensor], known: int) -> int:
-        """Write what is not too old; all transitions before `known` are there, the answer is the next such number."""
+        """Load the transitions of a block that are not too old.
+
+        All transitions before number `known` are loaded already; the result is the new value of `known`.
+        """
         rows, oldest = content["rows"], self.added - self._size
         end = first + len(rows)
         if first > known or end > self.added or rows.shape[1:] != self._rows.shape[1:]:
             raise ValueError(f"rows {first} to {end - 1} of shape {tuple(rows.shape[1:])} do not fit")
-        places = self._places(max(first, oldest), max(end, oldest))
+        places = self._rows_of(max(first, oldest), max(end, oldest))
         self._rows[torch.from_numpy(places)] = rows[len(rows) - len(places) :]
         if self._frames:
             self._frames.load_block(places, content)

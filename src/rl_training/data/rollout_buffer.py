@@ -13,13 +13,13 @@ _BATCH_FIELDS = ("obs", "actions", "logprobs", "values", "advantages", "returns"
 
 
 class RolloutBuffer:
-    """Contiguous tensors shaped [step, env, ...].
+    """One rollout in tensors shaped [step, env, ...].
 
-    `dones[t]` says that the episode ended with step t, `truncated[t]` that a time limit ended it. The observations
-    after truncated steps are kept aside, because their values still count (Pardo et al. 2018).
+    `dones[t]` means that the episode ended with step t, `truncated[t]` that a time limit ended it. The observations
+    after truncated steps are stored separately, because their values still count (Pardo et al. 2018).
 
-    `add` fills the rollout step by step. If it was never called, the tensors count as filled directly: advantages and
-    minibatches then cover all `num_steps` steps.
+    `add` fills the rollout step by step. If it was never called, the tensors are assumed to be filled directly:
+    advantages and minibatches then cover all `num_steps` steps.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class RolloutBuffer:
         self.advantages, self.returns = allocate(), allocate()
         self.dones, self.truncated = allocate(dtype=torch.bool), allocate(dtype=torch.bool)
         self.bootstrap_values = allocate()  # V(last observation) where truncated, else 0
-        self._last_obs: dict[tuple[int, int], Tensor] = {}  # by (step, env), where truncated
+        self._last_obs: dict[tuple[int, int], Tensor] = {}  # by (step, env), only truncated steps
         self.position = 0
-        # Writing rows through NumPy costs a tenth of what tensor assignment does.
+        # Writing rows through NumPy takes a tenth of the time of tensor assignment.
         self._rows: dict[str, Any] = {
             name: getattr(self, name).numpy() if self.device.type == "cpu" else getattr(self, name)
             for name in ("obs", "actions", "rewards", "dones", "truncated", "values", "logprobs")
@@ -63,7 +63,7 @@ class RolloutBuffer:
 
     @property
     def num_missing(self) -> int:
-        """How many transitions are missing to a full rollout."""
+        """The number of transitions that are missing for a full rollout."""
         return (self.num_steps - self.position) * self.num_envs
 
     @property
@@ -72,11 +72,11 @@ class RolloutBuffer:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all tensors; on the device "meta" they are counted without being allocated."""
+        """Memory of all tensors in bytes; on the device "meta" nothing is allocated."""
         return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
 
     def reset(self) -> None:
-        """Forget the rollout; the memory is written again."""
+        """Clear the rollout; its memory is reused."""
         self.position = 0
         self.truncated.zero_()
         self.bootstrap_values.zero_()
@@ -96,8 +96,8 @@ class RolloutBuffer:
     ) -> None:
         """Store one step of every env; arguments are shaped [env, ...].
 
-        `values` and `logprobs` may come later for the whole rollout. `truncated` marks the endings by time limit, for
-        which `last_obs` must hold the observation after the step; without it every ending is final.
+        `values` and `logprobs` may be set later for the whole rollout. `truncated` marks endings by a time limit;
+        `last_obs` must then contain the observations after the step. Without `truncated`, every ending is final.
         """
         if self.full:
             raise IndexError(f"the rollout already holds its {self.num_steps} steps: reset() it first")
@@ -119,7 +119,7 @@ class RolloutBuffer:
     def cut(self, envs: Sequence[int], last_obs: Any) -> None:
         """Treat the running episodes of `envs` as truncated after the newest step: they will not be continued.
 
-        `last_obs` [env, ...] is where that step led.
+        `last_obs` [env, ...] are the observations after that step.
         """
         if self.position == 0:
             return
@@ -133,7 +133,7 @@ class RolloutBuffer:
         self.position += 1
 
     def truncated_last_obs(self) -> Tensor:
-        """The observations after the truncated steps, [ending, ...], in the order of `truncated.nonzero()`."""
+        """Return the observations after truncated steps, [ending, ...], in the order of `truncated.nonzero()`."""
         if not self._last_obs:
             return self.obs.new_empty((0, *self.obs.shape[2:]))
         return torch.stack([self._last_obs[key] for key in sorted(self._last_obs)])
@@ -141,9 +141,9 @@ class RolloutBuffer:
     def compute_returns_and_advantages(
         self, *, last_values: Tensor, gamma: float, gae_lambda: float, rewards: Tensor | None = None
     ) -> None:
-        """Generalised advantage estimation (Schulman et al. 2016); `last_values` [env] follow the newest step.
+        """Compute generalised advantage estimates (Schulman et al. 2016).
 
-        `rewards` may stand in for the stored, raw ones.
+        `last_values` [env] are the values after the newest step. `rewards`, if given, replace the stored raw rewards.
         """
         steps = self._num_filled_steps
         rewards = self.rewards if rewards is None else rewards
@@ -157,7 +157,7 @@ class RolloutBuffer:
     def iter_minibatches(
         self, *, minibatch_size: int, shuffle: bool, generator: np.random.Generator | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        """Flat batches over all stored transitions, each once; the last one may be smaller."""
+        """Yield flat batches that contain every stored transition once; the last batch may be smaller."""
         steps = self._num_filled_steps
         total = steps * self.num_envs
         fields = {name: getattr(self, name)[:steps].flatten(0, 1) for name in _BATCH_FIELDS}
@@ -169,7 +169,7 @@ class RolloutBuffer:
             yield {name: field[start : start + minibatch_size] for name, field in fields.items()}
 
     def state_dict(self, since: int = 0) -> dict[str, Any]:
-        """The steps stored so far, empty between rollouts; a rollout is small and always whole, whatever `since`."""
+        """Return the steps stored so far; `since` is not used, because a rollout is small and always saved whole."""
         del since
         if self.position == 0:
             return {"position": 0}
@@ -177,21 +177,21 @@ class RolloutBuffer:
         return {"position": self.position, "last_obs": self.truncated_last_obs(), **stored}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on filling the rollout where `state` stopped."""
+        """Load a partly filled rollout."""
         self.reset()
         self.position = int(state["position"])
         if self.position:
             for name in self._rows:
                 stored, target = state[name], getattr(self, name)[: self.position]
                 if stored.shape != target.shape:
-                    raise ValueError(f"{name} of shape {tuple(stored.shape)} do not fit {tuple(target.shape)}")
+                    raise ValueError(f"saved {name} have shape {tuple(stored.shape)}, expected {tuple(target.shape)}")
                 target.copy_(stored)
             endings = [(int(step), int(env)) for step, env in self.truncated.nonzero()]
             self._last_obs = dict(zip(endings, state["last_obs"].to(self.device), strict=True))
 
 
 def _discounted_sums(deltas: Tensor, carry: Tensor) -> Tensor:
-    """sums[t] = deltas[t] + carry[t] * sums[t + 1], backwards; in NumPy, whose small operations are cheap."""
+    """Compute sums[t] = deltas[t] + carry[t] * sums[t + 1]; in NumPy, which is faster for small operations."""
     sums = deltas.cpu().numpy().copy()
     factors = carry.cpu().numpy()
     for step in range(len(sums) - 2, -1, -1):

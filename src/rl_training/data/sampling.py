@@ -1,4 +1,4 @@
-"""Which stored transitions are drawn: uniformly, or by priority (Schaul et al. 2016)."""
+"""Samplers for the replay buffer: uniform, or by priority (Schaul et al. 2016)."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -11,55 +11,55 @@ Weights = npt.NDArray[np.float32]
 
 
 class Draw(NamedTuple):
-    """Rows of the ring, and how much each counts in the loss."""
+    """Rows of the replay buffer, with the weight of each in the loss."""
 
     rows: Index
     weights: Weights
 
 
 class Sampler(Protocol):
-    """Draws rows of a ring in which `size` rows are stored."""
+    """Draws rows of a replay buffer."""
 
     def added(self, rows: Index) -> None:
         """Note that these rows hold new transitions."""
 
     def draw(self, batch_size: int, size: int) -> Draw:
-        """`batch_size` rows, with replacement."""
+        """Draw `batch_size` of the first `size` rows, with replacement."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Stream and priorities."""
+        """Return the state of the random stream and the priorities."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
+        """Load the result of `state_dict`."""
 
 
 class UniformSampler:
-    """Every stored row is as likely as any other."""
+    """Draws all stored rows with equal probability."""
 
     def __init__(self, stream: np.random.Generator) -> None:
         self._stream = stream
-        self._weights: Weights = np.ones(0, np.float32)  # of the newest draw, the same for the next one of its size
+        self._weights: Weights = np.ones(0, np.float32)  # reused while the batch size stays the same
 
     def added(self, rows: Index) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
     def draw(self, batch_size: int, size: int) -> Draw:
-        """Uniform rows of weight 1."""
+        """Draw uniform rows of weight 1."""
         if len(self._weights) != batch_size:
             self._weights = np.ones(batch_size, np.float32)
         return Draw(self._stream.integers(size, size=batch_size), self._weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """The stream."""
+        """Return the state of the random stream."""
         return {"stream": self._stream.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
+        """Load the result of `state_dict`."""
         self._stream.bit_generator.state = state["stream"]
 
 
 def tree_bytes(capacity: int) -> int:
-    """Memory of a `SumTree`."""
+    """Return the memory of a `SumTree` in bytes."""
     return 8 * 2 * _num_leaves(capacity)
 
 
@@ -68,7 +68,7 @@ def _num_leaves(capacity: int) -> int:
 
 
 class SumTree:
-    """Non-negative numbers with their sums in a binary tree: one change or one draw costs log(capacity)."""
+    """Non-negative numbers with their sums in a binary tree: a change or a draw takes O(log(capacity)) time."""
 
     def __init__(self, capacity: int) -> None:
         self.leaves = _num_leaves(capacity)
@@ -80,7 +80,7 @@ class SumTree:
         return float(self.nodes[1])
 
     def set(self, rows: Index, values: npt.NDArray[np.float64]) -> None:
-        """Change some numbers; of a row given twice, the last counts."""
+        """Set the numbers of some rows; if a row is given twice, the last value counts."""
         nodes = rows + self.leaves
         self.nodes[nodes] = values
         while nodes[0] > 1:
@@ -88,11 +88,11 @@ class SumTree:
             self.nodes[nodes] = self.nodes[2 * nodes] + self.nodes[2 * nodes + 1]
 
     def get(self, rows: Index) -> npt.NDArray[np.float64]:
-        """The numbers of some rows."""
+        """Return the numbers of some rows."""
         return self.nodes[rows + self.leaves]
 
     def find(self, masses: npt.NDArray[np.float64]) -> Index:
-        """For each mass in [0, total), the row in whose share of the running sum it falls."""
+        """Return for each mass in [0, total) the row whose part of the cumulative sum contains it."""
         nodes = np.ones(len(masses), dtype=np.int64)
         masses = masses.copy()
         while nodes[0] < self.leaves:
@@ -105,23 +105,23 @@ class SumTree:
 
 
 class PrioritizedSampler:
-    """Rows drawn in proportion to priority ** alpha, weighted by (size * probability) ** -beta, at most 1."""
+    """Draws rows in proportion to priority ** alpha, with weights (size * probability) ** -beta, at most 1."""
 
     def __init__(self, capacity: int, alpha: float, stream: np.random.Generator) -> None:
         self.alpha = alpha
-        self.beta = 0.4  # the learner's schedule sets it
+        self.beta = 0.4  # the learner's schedule changes it
         self._stream = stream
         self._tree = SumTree(capacity)
         self._highest = 1.0
 
     def added(self, rows: Index) -> None:
-        """New transitions get the highest priority seen, so that each is drawn soon."""
+        """Give new transitions the highest priority seen, so that each is drawn soon."""
         self._tree.set(rows, np.full(len(rows), self._highest**self.alpha))
 
     def draw(self, batch_size: int, size: int) -> Draw:
-        """One row from each of `batch_size` equal shares of the total."""
+        """Draw one row from each of `batch_size` equal parts of the total."""
         shares = (np.arange(batch_size) + self._stream.random(batch_size)) / batch_size
-        rows = np.minimum(self._tree.find(shares * self._tree.total), size - 1)  # rounding may pass the last row
+        rows = np.minimum(self._tree.find(shares * self._tree.total), size - 1)  # rounding may exceed the last row
         weights = (size * self._tree.get(rows) / self._tree.total) ** -self.beta
         return Draw(rows, (weights / weights.max()).astype(np.float32))
 
@@ -131,12 +131,12 @@ class PrioritizedSampler:
         self._tree.set(rows, priorities**self.alpha)
 
     def state_dict(self) -> dict[str, Any]:
-        """Stream and priorities."""
+        """Return the state of the random stream and the priorities."""
         leaves = torch.from_numpy(self._tree.nodes[self._tree.leaves :].copy())
         return {"stream": self._stream.bit_generator.state, "priorities": leaves, "highest": self._highest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
+        """Load the result of `state_dict`."""
         self._stream.bit_generator.state = state["stream"]
         self._highest = float(state["highest"])
         self._tree.set(np.arange(self._tree.leaves), state["priorities"].numpy())

@@ -1,4 +1,4 @@
-"""Which kind of vector env suits a run: `vectorization: auto` plays one env for a moment and compares."""
+"""Choose the kind of vector env for `vectorization: auto`, by measuring the steps of one env."""
 
 import math
 import multiprocessing
@@ -18,15 +18,15 @@ from rl_training.experiment.config import TrainConfig
 _PATIENCE_SECONDS = 20.0  # for making one env and timing it
 _TRIALS = 5
 _TRIAL_SECONDS = 0.04
-_PASSING_SECONDS = 2e-6  # of handing one env its action and taking in what it gives
-_VECTOR_SECONDS = 50e-6  # a native step of all envs, whatever their number
-_EXCHANGE_SECONDS = 200e-6  # asking all workers and hearing from them
-_WORTH = 1.3  # how many times as fast another kind must be, for the simplest one to be left
+_SYNC_OVERHEAD_SECONDS = 2e-6  # overhead of one env step in this process
+_NATIVE_STEP_SECONDS = 50e-6  # a native step of all envs, however many there are
+_ASYNC_OVERHEAD_SECONDS = 200e-6  # sending a command to all workers and receiving their answers
+_MIN_SPEEDUP = 1.3  # another kind is used instead of "sync" only if it is this many times as fast
 
 
 @dataclass(frozen=True)
 class Vectorization:
-    """A kind of vector env, and why."""
+    """The chosen kind of vector env, and the reason."""
 
     kind: str
     envs_per_worker: int
@@ -50,13 +50,13 @@ def choose_vectorization(config: TrainConfig, make_env: Callable[[], AnyEnv]) ->
     except SubprocessError as error:
         return Vectorization("sync", 1, f"one env could not be timed ({error})")
     per_worker = math.ceil(count / min(cores, count))
-    vector_seconds = {"sync": count * (seconds + _PASSING_SECONDS)}
+    vector_seconds = {"sync": count * (seconds + _SYNC_OVERHEAD_SECONDS)}
     if has_native(config.env_id):
-        vector_seconds["native"] = _VECTOR_SECONDS
+        vector_seconds["native"] = _NATIVE_STEP_SECONDS
     if cores > 1:
-        vector_seconds["async"] = per_worker * seconds + _EXCHANGE_SECONDS
+        vector_seconds["async"] = per_worker * seconds + _ASYNC_OVERHEAD_SECONDS
     fastest = min(vector_seconds, key=lambda kind: vector_seconds[kind])
-    if vector_seconds[fastest] * _WORTH > vector_seconds["sync"]:
+    if vector_seconds[fastest] * _MIN_SPEEDUP > vector_seconds["sync"]:
         fastest = "sync"
     reason = f"a step of one env takes {1e6 * seconds:.0f} us, {count} envs, {cores} cores"
     return Vectorization(fastest, per_worker if fastest == "async" else 1, reason)
@@ -70,11 +70,14 @@ def _forks() -> bool:
 
 def _time_env(make_env: Callable[[], AnyEnv]) -> float:
     with closing(make_env()) as env:
-        return step_seconds(env)
+        return measure_step_seconds(env)
 
 
-def step_seconds(env: AnyEnv) -> float:
-    """What a step takes under random actions, resets included: the best of several trials on a machine with others."""
+def measure_step_seconds(env: AnyEnv) -> float:
+    """Measure an env step under random actions, resets included.
+
+    The result is the fastest of several trials, because other programs may slow some of them down.
+    """
     space = env.action_space
     space.seed(0)
     actions = [space.sample() for _ in range(64)]

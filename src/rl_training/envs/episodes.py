@@ -1,4 +1,4 @@
-"""Episode bookkeeping for a vector of envs: an explicit seed for every episode, its actions, its return and length."""
+"""Episode bookkeeping for a vector of envs: seed, actions, return and length of every episode."""
 
 import math
 import time
@@ -24,7 +24,7 @@ ResetResult = tuple[Any, dict[str, Any]]
 StepResult = tuple[Any, DoubleArray, BoolArray, BoolArray, dict[str, Any]]
 VectorReset = Callable[[BoolArray, list[int | None], dict[str, Any] | None], ResetResult]
 
-MAX_REPLAYED_STEPS = 100_000  # actions kept of a running episode: some megabytes, and seconds to replay
+MAX_REPLAYED_STEPS = 100_000  # actions kept per running episode: a few megabytes, and seconds to replay
 
 
 class EpisodeTracker:
@@ -49,28 +49,28 @@ class EpisodeTracker:
         self.lengths = np.zeros(num_envs, dtype=np.int64)
         self.ended = np.ones(num_envs, dtype=np.bool_)
         self._started_at = np.zeros(num_envs)
-        self.out_of_step = False
-        """Whether envs may be elsewhere than is counted here: a step or a reset failed halfway."""
+        self.out_of_sync = False
+        """Whether the envs may not match these counts, because a step or a reset failed halfway."""
         self.recorder = SampleRecorder()
         self._history: list[Array] = []  # actions [env, ...] of the newest vector steps
 
     def reset(self, vector_reset: VectorReset, seed: Seeds, options: dict[str, Any] | None) -> ResetResult:
-        """Reset through `vector_reset`; without a `seed`, each concerned env starts its next episode with its own."""
+        """Reset envs through `vector_reset`; if `seed` is none, every episode gets its own derived seed."""
         options = dict(options or {})
         mask = np.array(options.pop("reset_mask", np.ones(len(self.lengths))), dtype=np.bool_)
         seeds = self._next_seeds(mask) if seed is None else _seed_list(seed, len(mask))
-        stays_out_of_step = self.out_of_step and not mask.all()
-        self.out_of_step = True
+        stays_out_of_sync = self.out_of_sync and not mask.all()
+        self.out_of_sync = True
         result = vector_reset(mask, seeds, options or None)
         check_obs(result[0], self._choices, lambda index: self.locate_reset(index, seeds[index]))
-        self.out_of_step = stays_out_of_step
+        self.out_of_sync = stays_out_of_sync
         self.seeds = [new if starts else old for new, old, starts in zip(seeds, self.seeds, mask, strict=True)]
         self.episode_numbers[mask] += 1
         self.returns[mask] = 0.0
         self.lengths[mask] = 0
         self.ended[mask] = False
         self._started_at[mask] = time.perf_counter()
-        self._forget_actions()
+        self._drop_old_actions()
         if self.recorder.recording:
             self.recorder.record_reset(np.flatnonzero(mask).tolist(), seeds, result[0])
         return result
@@ -81,27 +81,27 @@ class EpisodeTracker:
             for index, (starts, number) in enumerate(zip(mask, self.episode_numbers, strict=True))
         ]
 
-    def _forget_actions(self) -> None:
+    def _drop_old_actions(self) -> None:
         """Drop the actions that no running episode needs."""
         needed = self.lengths[self.lengths <= self.max_replayed_steps].max(initial=0)
         del self._history[: len(self._history) - int(needed)]
 
     def begin_step(self, actions: Any) -> Array:
-        """The actions [env, ...], in memory of their own; refuses envs that have ended or that a failed step left."""
+        """Return a copy of the actions [env, ...]; refuse if an env has ended or a step or reset failed halfway."""
         if np.count_nonzero(self.ended):  # `any` takes several times as long
             raise TrainingStateError(f"envs {np.flatnonzero(self.ended).tolist()} have ended: reset them first")
-        if self.out_of_step:
+        if self.out_of_sync:
             raise TrainingStateError("a step or reset failed halfway: reset or restore all envs first")
         taken = np.array(actions)
         if taken.shape[:1] != self.lengths.shape:
             raise ValueError(f"{len(self.lengths)} envs need as many actions, got an array of shape {taken.shape}")
-        self.out_of_step = True
+        self.out_of_sync = True
         return taken
 
     def finish_step(self, actions: Array, result: StepResult) -> StepResult:
-        """Check and count a step that all envs have taken; add the episodes that ended with it to its infos.
+        """Check and count a step of all envs, and add the episodes that ended with it to its infos.
 
-        `actions` [env, ...] are kept, so they must be what `begin_step` returned.
+        `actions` [env, ...] are kept, so they must be those that `begin_step` returned.
         """
         obs, rewards, terminated, truncated, infos = result
         self.check_numbers(obs, actions, rewards)
@@ -111,16 +111,16 @@ class EpisodeTracker:
         return result
 
     def record(self, actions: Array, rewards: DoubleArray, ended: BoolArray) -> dict[str, Any]:
-        """Count one step of every env; the infos of the episodes that ended with it, if any did.
+        """Count one step of every env, and return the infos of the episodes that ended with it.
 
-        `actions` [env, ...] are kept, so they must be the tracker's own copy.
+        `actions` [env, ...] are kept, so they must be those that `begin_step` returned.
         """
-        self.out_of_step = False
+        self.out_of_sync = False
         self.returns += rewards
         self.lengths += 1
         self._history.append(actions)
         if len(self._history) > 2 * self.max_replayed_steps:
-            self._forget_actions()
+            self._drop_old_actions()
         if not np.count_nonzero(ended):
             return {}
         self.ended = ended.copy()
@@ -135,7 +135,7 @@ class EpisodeTracker:
         }
 
     def begin_samples(self, states: list[Any], obs: Any) -> None:
-        """Begin to record what some of the envs do from here on; `states` are the envs' own, [env]."""
+        """Start to record samples of some envs; `states` [env] are the results of the envs' own `get_state()`."""
         candidates = [
             index
             for index, state in enumerate(states)
@@ -145,7 +145,7 @@ class EpisodeTracker:
         self.recorder.begin(episodes, self.episode_numbers.tolist(), obs)
 
     def running(self, index: int, state: Any = None) -> RunningEpisode:
-        """The running episode of one env."""
+        """Return the running episode of one env."""
         return RunningEpisode(
             seed=self.seeds[index],
             length=int(self.lengths[index]),
@@ -155,23 +155,23 @@ class EpisodeTracker:
         )
 
     def _recent_actions(self, index: int, history: Array) -> Array | None:
-        """The actions of one env's running episode, out of those of all envs; none when they are too many."""
+        """Return the actions of one env's running episode; none if the episode is too long to keep them."""
         length = int(self.lengths[index])
         if length > self.max_replayed_steps:
             return None
         return history[len(history) - length :, index].copy() if length else history[:0]
 
     def locate(self, index: int, action: Any = None) -> str:
-        """Which step an env is taking, for messages."""
+        """Describe the step that an env is taking, for messages."""
         episode, seed = self.episode_numbers[index], self.seeds[index]
         return step_place(self.first_env + index, episode, seed, step=self.lengths[index] + 1, action=action)
 
     def locate_reset(self, index: int, seed: int | None) -> str:
-        """Which episode an env is about to begin, for messages."""
+        """Describe the episode that an env is about to begin, for messages."""
         return reset_place(self.first_env + index, self.episode_numbers[index] + 1, seed)
 
     def locate_restore(self, index: int) -> str:
-        """Which episode an env is brought back to, for messages."""
+        """Describe the episode to which an env is restored, for messages."""
         return f"env {self.first_env + index}, restore of episode {self.episode_numbers[index]}"
 
     def check_numbers(self, obs: Any, actions: Array, rewards: DoubleArray) -> None:
@@ -182,17 +182,17 @@ class EpisodeTracker:
             raise EnvironmentStepError(f"{self.locate(index, actions[index])}: the reward is {rewards[index]}")
 
     def finish_restore(
-        self, failures: Iterable[int], reset: Callable[..., ResetResult], shown: Callable[[], Any]
+        self, failures: Iterable[int], reset: Callable[..., ResetResult], read_obs: Callable[[], Any]
     ) -> Any:
-        """Begin the next episode of the envs that had ended or could not be brought back; return what all envs show."""
+        """Start new episodes in the envs that had ended or could not be restored; return all observations."""
         restarted = self.ended.copy()
         restarted[list(failures)] = True
-        obs = reset(options={"reset_mask": restarted})[0] if restarted.any() else shown()
-        self.out_of_step = False
+        obs = reset(options={"reset_mask": restarted})[0] if restarted.any() else read_obs()
+        self.out_of_sync = False
         return obs
 
     def state_dict(self, states: list[Any] | None = None) -> dict[str, Any]:
-        """What the running episodes and the next episodes' seeds depend on; `states` are the envs' own."""
+        """Return what is needed to continue the running episodes; `states` are those of the envs themselves."""
         num_envs = len(self.lengths)
         history = np.array(self._history)
         recent = [self._recent_actions(index, history) for index in range(num_envs)]
@@ -207,16 +207,16 @@ class EpisodeTracker:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting where `state` stopped; the envs themselves are brought back elsewhere."""
+        """Load the counts of a saved state; the caller restores the envs themselves."""
         numbers = np.array(state["episode_numbers"], dtype=np.int64)
         if numbers.shape != self.episode_numbers.shape:
-            raise ValueError(f"{len(numbers)} envs were saved, {len(self.episode_numbers)} are here")
+            raise ValueError(f"the saved state has {len(numbers)} envs, this run has {len(self.episode_numbers)}")
         self.episode_numbers = numbers
         self.seeds = list(state["seeds"])
         self.lengths = np.array(state["lengths"], dtype=np.int64)
         self.returns = np.array(state["returns"])
         self.ended = np.array(state["ended"], dtype=np.bool_)
-        self.out_of_step = True
+        self.out_of_sync = True
         self.recorder.stop()
         self._started_at[:] = time.perf_counter()
         self._history = _merge_actions([None if one is None else one.numpy() for one in state["actions"]])
@@ -234,12 +234,12 @@ def reset_place(index: int, episode: int, seed: int | None) -> str:
 
 
 def batch_obs(space: Space[Any], observations: Sequence[Any], locate: Callable[[int], str]) -> Any:
-    """Return the observations in new memory, so that what a caller keeps is never overwritten, not even by an env.
+    """Copy the observations into a new batch, so that no env can overwrite what a caller keeps.
 
-    One that does not fit its space is refused; `locate` describes where it came from, given its index.
+    Refuse an observation that does not fit its space; `locate` describes its origin, given its index.
     """
     try:
-        if isinstance(space, Box):  # what Gymnasium's functions do for it, in a fraction of the time
+        if isinstance(space, Box):  # the same as Gymnasium's functions below, but much faster
             batch = np.array(observations)
             if batch.shape[1:] == space.shape and batch.dtype == space.dtype:
                 return batch
@@ -255,7 +255,7 @@ def batch_obs(space: Space[Any], observations: Sequence[Any], locate: Callable[[
 
 
 def misfit(space: Space[Any], obs: Any) -> str | None:
-    """Return how an observation misses its space's shape or type; none if it fits."""
+    """Describe how an observation differs from its space's shape or type; none if it fits."""
     given = np.asarray(obs)
     if given.shape == space.shape and np.can_cast(given.dtype, space.dtype or given.dtype, "same_kind"):
         return None
@@ -277,22 +277,22 @@ def check_obs(obs: Any, choices: range | None, locate: Callable[[int], str]) -> 
 
 
 def choices_of(space: Space[Any] | None) -> range | None:
-    """The values of a Discrete space; none for any other."""
+    """Return the values of a Discrete space; none for any other space."""
     return range(int(space.start), int(space.start + space.n)) if isinstance(space, Discrete) else None
 
 
 def out_of_range(choices: range, value: Any) -> str:
-    """What is wrong with a value that is not one of `choices`, for messages."""
+    """Describe an observation that is not one of `choices`, for messages."""
     return f"the observation is {value}, allowed are {choices.start} to {choices.stop - 1}"
 
 
 def _all_finite(values: Array) -> bool:
-    """A sum of squares shows it in a third of the time; one that overflows asks for a closer look."""
+    """Test the sum of squares first, which takes a third of the time; it may overflow even for finite values."""
     return math.isfinite(np.vdot(values, values)) or bool(np.isfinite(values).all())
 
 
 def _check_finite(obs: Any, locate: Callable[[int], str]) -> None:
-    """Refuse observations [env, ...] that are no finite numbers; `locate` says where one came from, given its index."""
+    """Refuse observations [env, ...] that are not finite; `locate` describes the origin of one, given its index."""
     if not (isinstance(obs, np.ndarray) and obs.dtype.kind == "f") or _all_finite(obs):
         return
     index, *component = np.argwhere(~np.isfinite(obs))[0].tolist()
@@ -302,7 +302,7 @@ def _check_finite(obs: Any, locate: Callable[[int], str]) -> None:
 
 
 def _merge_actions(per_env: list[Array | None]) -> list[Array]:
-    """Actions [step, ...] of each env as rows [env, ...], aligned at their newest; what is missing stays zero."""
+    """Merge the actions [step, ...] of each env into rows [env, ...], aligned at the newest step, padded with 0."""
     known = [actions for actions in per_env if actions is not None and len(actions)]
     if not known:
         return []

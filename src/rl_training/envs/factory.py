@@ -1,4 +1,4 @@
-"""Environments from a config: single ones for evaluation, a vector for training. Errors say what would work."""
+"""Make environments from a config: single ones for evaluation, a vector of envs for training."""
 
 import math
 import sys
@@ -36,17 +36,17 @@ from rl_training.trust import admit_env_module
 
 ANNOUNCED_SECONDS = 3.0  # a warning is shown if building the envs takes longer
 
-_SURELY_FIT = 64  # so many copies are built without being measured first
+_MAX_UNMEASURED_ENVS = 64  # up to this number, the memory of the envs is not estimated
 WORKER_STEP_TIMEOUT = 5.0  # seconds; a worker process that is only slow is started again at little cost
 _MEASURED_COPIES = 16
-_RSS_NOISE = 2**20  # how much a process grows by the way
-_BOOKKEEPING_BYTES = 400  # of one env's episode: seed, counters, last action
-_SHOWN_COPIES = 4  # of an observation: by the env, by the vector, twice in shared memory
+_RSS_NOISE = 2**20  # growth of the process for other reasons
+_BOOKKEEPING_BYTES = 400  # per env: seed, counters, last action
+_OBS_COPIES = 4  # of each observation: in the env, in the vector env, twice in shared memory
 _WORKER_BYTES = 30 * 2**20  # an interpreter with NumPy and Gymnasium
 _FILES_PER_WORKER = 3
 _THREADS_PER_WORKER = 2
 
-# Which extra of this package brings the simulator that an environment's module needs.
+# The extra of this package that installs the simulator, by a part of the environment's module name.
 _EXTRAS = {
     "box2d": "box2d",
     "mujoco": "mujoco",
@@ -58,13 +58,13 @@ _EXTRAS = {
 
 
 def make_env(config: TrainConfig, env_index: int) -> AnyEnv:
-    """One environment that reports return and length in `info["episode"]`; the caller closes it."""
+    """Make one environment that reports return and length in `info["episode"]`; the caller closes it."""
     del env_index  # all copies are alike; an episode's seed comes with its reset
     return RecordEpisodeStatistics(make_single_env(config.env_id, config.env_kwargs))
 
 
 def resolve_vectorization(config: TrainConfig) -> tuple[TrainConfig, str | None]:
-    """The config with `vectorization: auto` decided, and why it was decided so."""
+    """Return the config with `vectorization: auto` replaced by a choice, and the reason for the choice."""
     if config.vectorization != "auto":
         return config, None
     chosen = choose_vectorization(config, env_factory(config))
@@ -94,16 +94,16 @@ def make_vector_env(config: TrainConfig, envs: range | None = None) -> VectorEnv
             step_timeout=config.step_timeout or WORKER_STEP_TIMEOUT,
             max_restarts=config.env_restarts,
         )
-    except (TypeError, ValueError, Error) as error:  # spaces that have no place in shared memory
+    except (TypeError, ValueError, Error) as error:  # spaces that do not fit into shared memory
         raise EnvironmentSetupError(
-            f"{config.env_id} does not run in processes ({_first_line(error)}); "
+            f"{config.env_id} cannot run in worker processes ({_first_line(error)}); "
             "supported observation spaces: Box and Discrete"
         ) from error
 
 
 def make_batched_env(config: TrainConfig, num_envs: int) -> BatchedEnv:
     """Make the batched env that `vectorization` names; its spaces must be those of the single env."""
-    with closing(env_factory(config)()) as single:  # says what is wrong with the arguments
+    with closing(env_factory(config)()) as single:  # raises a clear error for wrong arguments
         expected = single.observation_space, single.action_space
     if config.vectorization == "native":
         return SeededCartPole(config.env_id, num_envs, config.env_kwargs)
@@ -133,17 +133,17 @@ def make_single_of_batch(config: TrainConfig) -> AnyEnv:
 
 
 def _max_episode_steps(config: TrainConfig) -> int | None:
-    """Return the time limit that `gymnasium.make` puts around the single env; none if there is none."""
+    """Return the time limit that `gymnasium.make` applies to the single env; none if there is none."""
     spec = gymnasium.registry.get(config.env_id.rpartition(":")[2])
     limit = config.env_kwargs.get("max_episode_steps", spec.max_episode_steps if spec else None)
     return None if limit in (None, -1) else int(limit)
 
 
 def has_time_limit(config: TrainConfig) -> bool:
-    """Say whether an environment, which has been made, declares that its episodes end after some number of steps."""
+    """Return whether an environment declares a time limit; it must have been made before."""
     spec = gymnasium.registry.get(config.env_id.rpartition(":")[2])
     declared = {**(spec.kwargs if spec else {}), **config.env_kwargs}
-    own_limit = declared.get("max_episode_steps") or declared.get("max_num_frames_per_episode")  # the latter of Atari
+    own_limit = declared.get("max_episode_steps") or declared.get("max_num_frames_per_episode")  # Atari uses the latter
     return bool(own_limit or (spec and spec.max_episode_steps))
 
 
@@ -153,12 +153,12 @@ def env_factory(config: TrainConfig) -> EnvFactory:
 
 
 def replay_factory(config: TrainConfig) -> EnvFactory:
-    """Return a function that makes one environment of the kind that is trained in; it can be sent to others."""
+    """Return a function that makes one environment as training does; it can be sent to other processes."""
     return partial(make_single_of_batch, config) if is_object_path(config.vectorization) else env_factory(config)
 
 
 class AnnouncedFactory:
-    """Makes envs one after the other, and says once how long it will take when it takes more than a few seconds."""
+    """Makes envs one after the other, and warns once with an estimate if that takes more than a few seconds."""
 
     def __init__(self, env_fn: EnvFactory, num_envs: int) -> None:
         self._env_fn = env_fn
@@ -193,16 +193,16 @@ def check_num_envs(config: TrainConfig) -> None:
         purpose, remedy = f"{workers:,} worker processes", f"{remedy} or raise envs_per_worker={config.envs_per_worker}"
         check_processes(workers, _THREADS_PER_WORKER, purpose, remedy)
         check_open_files(_FILES_PER_WORKER * workers, purpose, remedy)
-    if config.num_envs > _SURELY_FIT:
+    if config.num_envs > _MAX_UNMEASURED_ENVS:
         check_memory(_vector_bytes(config), remedy)
 
 
 def _vector_bytes(config: TrainConfig) -> int:
-    """Memory of all envs, of the arrays they share, and of their processes if they get any."""
+    """Estimate the memory of all envs, their shared arrays and their worker processes."""
     with closing(make_single_env(config.env_id, config.env_kwargs)) as env:
         space = env.observation_space
-    shown = 0 if space.shape is None or space.dtype is None else math.prod(space.shape) * space.dtype.itemsize
-    total = config.num_envs * (_BOOKKEEPING_BYTES + _SHOWN_COPIES * shown)
+    obs_bytes = 0 if space.shape is None or space.dtype is None else math.prod(space.shape) * space.dtype.itemsize
+    total = config.num_envs * (_BOOKKEEPING_BYTES + _OBS_COPIES * obs_bytes)
     if config.vectorization in ("sync", "async"):
         total += config.num_envs * _env_bytes(config)
     if config.vectorization == "async":
@@ -211,7 +211,10 @@ def _vector_bytes(config: TrainConfig) -> int:
 
 
 def _env_bytes(config: TrainConfig) -> int:
-    """What one copy takes: in Python's own memory, or by the growth of the process, which sees C libraries too."""
+    """Measure the memory of one env: Python's allocations, or the growth of the process if that is larger.
+
+    The growth of the process includes the memory of C libraries.
+    """
     with ExitStack() as opened:
         tracemalloc.start()
         try:
@@ -235,7 +238,7 @@ def _open_env(config: TrainConfig, opened: ExitStack) -> None:
 
 
 def make_single_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
-    """One environment as its registration describes it; the caller closes it."""
+    """Make one environment as its registration describes it; the caller closes it."""
     register_probes()
     admit_env_module(env_id)
     try:
@@ -256,9 +259,9 @@ def make_single_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
 
 
 def env_packages(env_id: str) -> set[str]:
-    """Return the top-level packages that an environment, which has been made, consists of and imports.
+    """Return the top-level packages that an environment consists of and imports; it must have been made before.
 
-    Among them are its simulator and whatever its author's module uses; the standard library is left out.
+    They include its simulator and whatever its module uses, but not the standard library.
     """
     spec = gymnasium.registry.get(env_id.rpartition(":")[2])
     if spec is None:
@@ -266,7 +269,7 @@ def env_packages(env_id: str) -> set[str]:
     entry_points = [spec.entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
     creators = [load_env_creator(each) if isinstance(each, str) else each for each in entry_points if each is not None]
     homes = {kind.__module__ for creator in creators for kind in getattr(creator, "__mro__", (creator,))}
-    # What the standard library and Gymnasium's base class import says nothing about this env.
+    # The imports of the standard library and of Gymnasium's base class say nothing about this env.
     own = {home for home in homes if home.partition(".")[0] not in sys.stdlib_module_names and home != Env.__module__}
     modules = [sys.modules[home] for home in own if home in sys.modules]
     used = [value for module in modules for value in vars(module).values()]
@@ -289,7 +292,7 @@ def _unknown_env(env_id: str, error: Error) -> str:
 
 
 def missing_dependency(env_id: str, error: Error) -> str:
-    """What to install for an environment whose simulator or drawing library is not there."""
+    """Say what to install for an environment whose simulator or drawing library is missing."""
     spec = gymnasium.registry.get(env_id)
     home = f"{spec.entry_point if spec else ''} {error}".lower()
     for module, extra in _EXTRAS.items():

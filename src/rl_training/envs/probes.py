@@ -20,7 +20,7 @@ CONTINUOUS_OPTIMUM = (0.75, 5.0)
 
 
 class ProbeEnv(gymnasium.Env[Obs, Any]):
-    """What the probes share: one observed number, and episodes whose length is known."""
+    """Base class of the probes: an observation of one number, and episodes of known length."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space: spaces.Space[Any] = spaces.Discrete(2)
@@ -29,7 +29,7 @@ class ProbeEnv(gymnasium.Env[Obs, Any]):
         self.value = 0.0
 
     def observe(self) -> Obs:
-        """The current number, in memory of its own."""
+        """Return the current number in a new array."""
         return np.array([self.value], dtype=np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
@@ -39,11 +39,11 @@ class ProbeEnv(gymnasium.Env[Obs, Any]):
         return self.observe(), {}
 
     def first_value(self) -> float:
-        """What a new episode shows."""
+        """Return the first observation of a new episode."""
         return 0.0
 
     def random_sign(self) -> float:
-        """-1 or +1, from the episode's own seed."""
+        """Return -1 or +1, drawn with the episode's seed."""
         return float(self.np_random.integers(2) * 2 - 1)
 
 
@@ -60,7 +60,7 @@ class ObservedRewardProbe(ProbeEnv):
     """One step, reward equal to the observation: V(o) = o."""
 
     def first_value(self) -> float:
-        """-1 or +1."""
+        """Return -1 or +1."""
         return self.random_sign()
 
     def step(self, action: Any) -> Step:
@@ -90,10 +90,10 @@ class ActionRewardProbe(ProbeEnv):
 
 
 class MatchProbe(ProbeEnv):
-    """One step, reward +1 when the action tells the observation's sign, else -1: the best return is 1."""
+    """One step, reward +1 if the action matches the sign of the observation, else -1: the best return is 1."""
 
     def first_value(self) -> float:
-        """-1 or +1."""
+        """Return -1 or +1."""
         return self.random_sign()
 
     def step(self, action: Any) -> Step:
@@ -109,7 +109,7 @@ class TimeLimitProbe(ProbeEnv):
         self.elapsed = 0
 
     def first_value(self) -> float:
-        """Always 0, whatever the elapsed time."""
+        """Return 0 and restart the count of steps."""
         self.elapsed = 0
         return 0.0
 
@@ -121,32 +121,32 @@ class TimeLimitProbe(ProbeEnv):
 
 
 class ContinuousTimeLimitProbe(TimeLimitProbe):
-    """As `TimeLimitProbe`, with an action that changes nothing."""
+    """`TimeLimitProbe` with a continuous action that changes nothing."""
 
     action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
 class ContinuousProbe(ProbeEnv):
-    """One step, asymmetric bounds, reward minus the squared distance to a point inside: the best return is 0."""
+    """One step, asymmetric bounds, reward = -(squared distance to a point inside): the best return is 0."""
 
     action_space = spaces.Box(np.array(CONTINUOUS_LOW, np.float32), np.array(CONTINUOUS_HIGH, np.float32))
 
     def step(self, action: Any) -> Step:
-        """Reward closeness, measured in halves of each dimension's range."""
+        """Reward closeness to the optimum, in units of half of each dimension's range."""
         half_range = (np.array(CONTINUOUS_HIGH) - np.array(CONTINUOUS_LOW)) / 2
         distance = (np.asarray(action) - np.array(CONTINUOUS_OPTIMUM)) / half_range
         return self.observe(), -float(np.square(distance).sum()), True, False, {}
 
 
 class ContinuousMatchProbe(ContinuousProbe):
-    """As `ContinuousProbe`, but only the first dimension counts, and its optimum is 0.25 or 0.75 by observation."""
+    """`ContinuousProbe` in which only the first dimension counts, with optimum 0.25 or 0.75 by observation."""
 
     def first_value(self) -> float:
-        """-1 or +1."""
+        """Return -1 or +1."""
         return self.random_sign()
 
     def step(self, action: Any) -> Step:
-        """Reward closeness of the first dimension."""
+        """Reward closeness to the optimum in the first dimension."""
         distance = (float(action[0]) - (0.5 + 0.25 * self.value)) / 0.5
         return self.observe(), -(distance**2), True, False, {}
 
@@ -168,7 +168,7 @@ PROBES: dict[str, type[ProbeEnv]] = {
 
 
 def register_probes() -> None:
-    """Make the probes known to Gymnasium; calling it again changes nothing."""
+    """Register the probes with Gymnasium; further calls change nothing."""
     for env_id, probe in PROBES.items():
         if env_id not in gymnasium.registry:
             gymnasium.register(env_id, entry_point=f"{__name__}:{probe.__name__}")

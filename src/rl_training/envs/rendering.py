@@ -1,4 +1,4 @@
-"""Environments that draw themselves, also where there is no screen."""
+"""Environments that render themselves, even without a screen."""
 
 import os
 import sys
@@ -18,12 +18,15 @@ from rl_training.experiment.config import TrainConfig
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3]
 
 _DEFAULT_FPS = 30.0
-# What MuJoCo can draw with where there is no screen, best first, and the library that each needs.
+# MuJoCo's backends for rendering without a screen, best first, and the library that each needs.
 _BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
 
 
 def prepare_headless() -> None:
-    """Let MuJoCo and pygame draw without a screen; best called before they are imported. What is set stays."""
+    """Set the environment variables that let MuJoCo and pygame render without a screen; keep existing values.
+
+    Call it before they are imported.
+    """
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         return
@@ -37,32 +40,34 @@ def prepare_headless() -> None:
 
 
 def render_fps(config: TrainConfig) -> float:
-    """How many steps the env shows per second of its own time; refuses one that cannot draw into an array."""
+    """Return the env's frames per second; refuse an env that cannot render into an array."""
     with closing(make_single_env(config.env_id, config.env_kwargs)) as env:
         modes = env.metadata.get("render_modes") or []
         fps = env.metadata.get("render_fps") or _DEFAULT_FPS
     if "rgb_array" not in modes:
         offered = ", ".join(map(str, modes)) or "none"
         raise EnvironmentSetupError(
-            f"{config.env_id} cannot be recorded: it needs the render mode rgb_array, offered: {offered}"
+            f"{config.env_id} cannot be recorded: it needs the render mode rgb_array, but offers: {offered}"
         )
     return float(fps)
 
 
 def make_rendered_env(config: TrainConfig) -> AnyEnv:
-    """One environment that draws into arrays; the caller closes it."""
+    """Make one environment that renders into arrays; the caller closes it."""
     prepare_headless()
     return make_single_env(config.env_id, {**config.env_kwargs, "render_mode": "rgb_array"})
 
 
 def draw(env: AnyEnv, env_id: str) -> Pixels:
-    """What the env shows now."""
+    """Render the env as it is now."""
     try:
         frame: Any = env.render()
     except DependencyNotInstalled as error:
         raise EnvironmentSetupError(f"drawing {env_id}: {missing_dependency(env_id, error)}") from None
-    except Exception as error:  # simulators and drivers raise what they like
-        raise EnvironmentSetupError(f"{env_id} cannot be drawn here ({describe_error(error)}){_hint()}") from error
+    except Exception as error:  # simulators and drivers may raise anything
+        raise EnvironmentSetupError(
+            f"{env_id} cannot be drawn here ({describe_error(error)}){_mujoco_hint()}"
+        ) from error
     pixels = np.asarray(frame)
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         raise EnvironmentSetupError(
@@ -71,8 +76,8 @@ def draw(env: AnyEnv, env_id: str) -> Pixels:
     return pixels
 
 
-def _hint() -> str:
-    """What MuJoCo lacks, if it is MuJoCo that could not draw."""
+def _mujoco_hint() -> str:
+    """Say what to install if MuJoCo lacks a rendering backend."""
     if "mujoco" not in sys.modules or any(find_library(library) for library in _BACKENDS.values()):
         return ""
     return "; MuJoCo draws through EGL or OSMesa: apt-get install libegl1, or libosmesa6"

@@ -1,8 +1,8 @@
-"""Whether fresh envs reproduce what the envs of a run did. If they do not, no resume of the run is exact.
+"""Check that fresh envs reproduce the envs of a run. If they do not, no resume of the run is exact.
 
-An env may remember more than its seed and actions: a physics world that survives its resets, a counter in a module, a
-generator of its own. Its observations may not show this for many steps. So fresh envs are brought back to the start of
-samples and must play on as the first env did: samples of random play, then those that the run recorded.
+An env may depend on more than its seed and actions: a physics world that survives resets, a counter in a module, a
+generator of its own. Its observations may not show this for many steps. So fresh envs are restored to the start of
+recorded samples and must continue as recorded: first samples of random play, then samples of the run.
 """
 
 import time
@@ -16,28 +16,28 @@ from typing import Any
 import numpy as np
 
 from rl_training.envs.checks.findings import random_actions
-from rl_training.envs.restore import AnyEnv, in_its_type, restore_env
+from rl_training.envs.restore import AnyEnv, restore_env, to_space_dtype
 from rl_training.envs.samples import ReplaySample, add_checksum
 from rl_training.envs.subprocesses import SubprocessError, call_in_process
 from rl_training.envs.vector.protocol import EnvFactory
 from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
 from rl_training.streams import make_stream
 
-ENOUGH_SAMPLES = 20  # only every second one shows that BipedalWalker-v3 does not replay
-LEAST_SAMPLES = 8
-_CPU_SECONDS = 30.0  # after which no further sample is compared; CPU time, so that a busy machine compares as much
+TARGET_SAMPLES = 20  # only about half of them show that BipedalWalker-v3 does not replay
+MIN_SAMPLES = 8
+_CPU_SECONDS = 30.0  # no further sample is compared afterwards; CPU time, so that a busy machine compares as many
 _WALL_SECONDS = 120.0
-_STEPS_BEFORE = 40  # at most, of an episode before a random sample begins
+_STEPS_BEFORE = 40  # at most, in the episode before a random sample begins
 _STEPS_AFTER = 100  # at most, in a random sample
 
 
 def replay_difference(
     make_env: EnvFactory, samples: Sequence[ReplaySample], seed: int, answer_seconds: float
 ) -> str | None:
-    """Say that the env does not replay, or that this cannot be told, and why; none if no difference was found.
+    """Say why the env does not replay or could not be compared; none if no difference was found.
 
-    The envs live in another process, so that those of this one are not touched, not even through a module's state.
-    `answer_seconds` is how long a single call of an env may take.
+    The envs run in another process, so that they cannot affect those of this one, not even through a module's state.
+    `answer_seconds` is the time limit for a single env call.
     """
     try:
         difference = call_in_process(partial(find_difference, make_env, samples, seed), _WALL_SECONDS + answer_seconds)
@@ -49,11 +49,11 @@ def replay_difference(
 def find_difference(make_env: EnvFactory, samples: Sequence[ReplaySample], seed: int) -> str | None:
     """Describe the first sample that a fresh env does not reproduce; none if there is no such sample.
 
-    Random samples come first, then those of the run, the cheapest first. Slow envs may leave no time for all of them;
-    a `TimeoutError` says that there were too few.
+    Random samples come first, then those of the run, the cheapest first. Slow envs may leave no time for all of them.
+    Raises `TimeoutError` if too few samples could be compared.
     """
     with_past = sum(sample.episode_number > 0 for sample in samples)
-    num_random = max(LEAST_SAMPLES, ENOUGH_SAMPLES - with_past)
+    num_random = max(MIN_SAMPLES, TARGET_SAMPLES - with_past)
     compared, num_steps, began = 0, 0, time.process_time()
     with closing(play_samples(make_env, seed)) as played:
         for sample in chain(islice(played, num_random), sorted(samples, key=_num_steps)):
@@ -64,8 +64,8 @@ def find_difference(make_env: EnvFactory, samples: Sequence[ReplaySample], seed:
             if difference is not None:
                 return difference
             compared, num_steps = compared + 1, num_steps + cost
-    if compared < LEAST_SAMPLES:
-        raise TimeoutError(f"only {compared} of {LEAST_SAMPLES} samples fit into {_CPU_SECONDS:g} s of CPU time")
+    if compared < MIN_SAMPLES:
+        raise TimeoutError(f"only {compared} of {MIN_SAMPLES} samples fit into {_CPU_SECONDS:g} s of CPU time")
     return None
 
 
@@ -80,7 +80,7 @@ def play_samples(make_env: EnvFactory, seed: int) -> Generator[ReplaySample, Non
         actions = random_actions(envs.single_action_space, seed, "replay_check")
         recorder = envs.tracker.recorder
         while True:
-            obs, _ = envs.reset()  # a new episode each time: what an env remembers, it remembers from earlier ones
+            obs, _ = envs.reset()  # a new episode each time: hidden state comes from earlier episodes
             for _ in range(lengths.integers(_STEPS_BEFORE + 1)):
                 obs = _play_step(envs, next(actions))
             envs.tracker.begin_samples(envs.state_dict()["states"], obs)
@@ -100,24 +100,24 @@ def _play_step(envs: SyncEpisodeVectorEnv, action: Any) -> Any:
 
 
 def sample_difference(make_env: EnvFactory, sample: ReplaySample) -> str | None:
-    """Say where a fresh env departs from a sample; none if it reproduces all of it."""
+    """Say where a fresh env differs from a sample; none if it reproduces the sample."""
     with closing(make_env()) as env:
         restored = restore_env(env, sample.start, sample.obs)
-        return restored.failure or _departure(env, sample)
+        return restored.failure or _first_difference(env, sample)
 
 
-def _departure(env: AnyEnv, sample: ReplaySample) -> str | None:
+def _first_difference(env: AnyEnv, sample: ReplaySample) -> str | None:
     checksum, next_seed = 0, sample.next_seed
     for step, (action, expected) in enumerate(zip(sample.actions, sample.checksums, strict=True), start=1):
         obs, reward, terminated, truncated, _ = env.step(deepcopy(action))
-        checksum = add_checksum(checksum, in_its_type(env, obs), float(reward), bool(terminated), bool(truncated))
+        checksum = add_checksum(checksum, to_space_dtype(env, obs), float(reward), bool(terminated), bool(truncated))
         if (terminated or truncated) and next_seed is not None:
             obs, _ = env.reset(seed=next_seed)
             next_seed = None
-            checksum = add_checksum(checksum, in_its_type(env, obs))
+            checksum = add_checksum(checksum, to_space_dtype(env, obs))
         if checksum != expected:
             return (
-                f"a fresh env that was brought back to step {sample.start.length} of an episode "
+                f"a fresh env that was restored to step {sample.start.length} of an episode "
                 f"behaved differently {step} steps later"
             )
     return None

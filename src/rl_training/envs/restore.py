@@ -1,7 +1,7 @@
-"""Bringing an env back to where an episode was: by its own state if it offers one, else by replaying its actions.
+"""Restore an env to the middle of an episode: with its own state if it offers one, else by replaying its actions.
 
-An env that is a function of its seed and its actions is reproduced to the last bit by replaying them. Copying or
-pickling the env object instead would be silently wrong for simulators that keep their state outside of Python.
+Replaying reproduces an env bit for bit if it is a function of its seed and its actions. Copying or pickling the env
+object would be silently wrong for simulators that keep their state outside of Python.
 """
 
 from collections.abc import Callable
@@ -18,37 +18,37 @@ from rl_training.errors import CheckpointError, describe_error
 
 AnyEnv = Env[Any, Any]
 
-# Nothing around the env may have a memory, but for a time limit, which `_set_state` sets.
+# Wrappers without a state of their own, except for the time limit, which `_set_state` sets.
 _PLAIN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics)
-_STICKY_TRIES = 50  # an action is repeated with a probability of a quarter
+_STICKY_TRIES = 50  # each is sticky with a probability of 1/4
 
 
 @dataclass(frozen=True)
 class Restored:
-    """What an env shows after it was brought back, or why it could not be."""
+    """The observation of a restored env, or the reason why it could not be restored."""
 
     obs: Any
     failure: str | None = None
 
 
 def restore_env(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
-    """As `bring_back`; an exception is one more reason why it could not be."""
+    """Restore an env like `restore_or_raise`, but return an exception as the failure."""
     try:
-        return bring_back(env, episode, expected_obs)
-    except Exception as error:  # an env that fails only now is no function of its seed and actions
+        return restore_or_raise(env, episode, expected_obs)
+    except Exception as error:  # an env that fails only now is not a function of its seed and actions
         return Restored(None, f"replaying its actions raised {describe_error(error)}")
 
 
-def bring_back(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
-    """Bring `env` to where `episode` was; it must then show `expected_obs`, after the same return."""
-    reason = unreplayable(episode)
+def restore_or_raise(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
+    """Restore `env` to the newest step of `episode`; it must then show `expected_obs` and have the same return."""
+    reason = why_not_restorable(episode)
     if reason:
         return Restored(None, reason)
     return _replay(env, episode, expected_obs) if episode.state is None else _set_state(env, episode, expected_obs)
 
 
-def unreplayable(episode: RunningEpisode) -> str | None:
-    """Return why an episode cannot be brought back at all; none if it can be tried."""
+def why_not_restorable(episode: RunningEpisode) -> str | None:
+    """Return why an episode cannot be restored at all; none if it may be possible."""
     if episode.seed is None:
         return "the seed of its episode is not known"
     if episode.state is None and episode.actions is None:
@@ -63,16 +63,16 @@ def _replay(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored
         obs, reward, terminated, truncated, _ = env.step(action)
         total += float(reward)
         if terminated or truncated:
-            return Restored(None, f"the replayed episode ended with step {step} of {episode.length}")
-    if not same_values(in_its_type(env, obs), expected_obs):
+            return Restored(None, f"the replayed episode ended after step {step} of {episode.length}")
+    if not same_values(to_space_dtype(env, obs), expected_obs):
         return Restored(None, "replaying its actions led to another observation")
     if total != episode.episode_return:
         return Restored(None, f"replaying its actions gave the return {total}, not {episode.episode_return}")
     return Restored(obs)
 
 
-def in_its_type(env: AnyEnv, obs: Any) -> Any:
-    """Convert an observation to its space's type, in which batches hold it."""
+def to_space_dtype(env: AnyEnv, obs: Any) -> Any:
+    """Convert an observation to its space's type, as in a batch."""
     space = env.observation_space
     return obs if space.shape is None else np.asarray(obs, dtype=space.dtype)
 
@@ -80,13 +80,13 @@ def in_its_type(env: AnyEnv, obs: Any) -> Any:
 def _set_state(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
     own = own_state(env)
     if own is None:
-        return Restored(None, "it no longer gives and takes its state")
+        return Restored(None, "it no longer has get_state() and set_state()")
     env.reset(seed=episode.seed)
     own.set(unpack_state(episode.state), episode)
     if not same_values(pack_state(own.get()), episode.state):
-        return Restored(None, "its set_state() does not bring back what get_state() gave")
+        return Restored(None, "its set_state() does not restore what get_state() returned")
     layer: Any = env
-    while layer is not env.unwrapped:  # the env's own state knows nothing of a time limit around it
+    while layer is not env.unwrapped:  # the env's own state does not include a time limit around it
         if isinstance(layer, TimeLimit):
             layer._elapsed_steps = episode.length  # type: ignore[assignment]  # declared as None, its first value
         layer = layer.env
@@ -94,24 +94,24 @@ def _set_state(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Resto
 
 
 def capture_state(env: AnyEnv) -> Any:
-    """The env's own state, ready for a checkpoint; none when it does not offer one."""
+    """Return the env's own state in a form for checkpoints; none if the env does not offer one."""
     own = own_state(env)
     return None if own is None else pack_state(own.get())
 
 
 @dataclass(frozen=True)
 class OwnState:
-    """How an env gives and takes its whole state."""
+    """Functions that get and set the whole state of an env."""
 
     get: Callable[[], Any]
     set: Callable[[Any, RunningEpisode], object]
 
 
 def own_state(env: AnyEnv) -> OwnState | None:
-    """How to get and set the env's state: by its own methods, or by those of the Atari emulator; none if it has none.
+    """Return the env's own `get_state` and `set_state`, or those of the Atari emulator; none if there are none.
 
-    A wrapper around the one that offers its state may remember something itself, such as the last actions. Only a
-    replay brings such a memory back.
+    A wrapper around the env may have a state of its own, such as the last actions. Only a replay restores that, so only
+    wrappers without a state are skipped here.
     """
     layer: Any = env
     while type(layer) in _PLAIN_WRAPPERS:
@@ -120,7 +120,7 @@ def own_state(env: AnyEnv) -> OwnState | None:
     if callable(get_state) and callable(set_state):
         return OwnState(get_state, lambda state, _: set_state(state))
     if layer is env.unwrapped and type(layer).__module__.startswith("ale_py."):
-        return _emulator_state(layer)  # its long episodes replay slowly
+        return _emulator_state(layer)  # replaying its long episodes is slow
     return None
 
 
@@ -133,7 +133,7 @@ def _emulator_state(emulator: Any) -> OwnState:
 
     def set_back(state: dict[str, Any], episode: RunningEpisode) -> None:
         if episode.actions is not None and episode.length:
-            # A sticky action is the one before, which no state holds: repeated, one of these is not sticky.
+            # A sticky action repeats the previous one, which no state contains. Repeat it until one try is not sticky.
             for _ in range(_STICKY_TRIES):
                 emulator.ale.act(emulator._action_set[int(episode.actions[-1])])
         emulator.restore_state(ALEState(state["emulator"]))
@@ -143,7 +143,7 @@ def _emulator_state(emulator: Any) -> OwnState:
 
 
 def pack_state(state: Any) -> Any:
-    """Arrays to tensors, so that a checkpoint takes them; a tuple becomes a list, what is not plain is refused."""
+    """Convert arrays to tensors and tuples to lists, for a checkpoint; refuse values that are not plain."""
     if isinstance(state, (np.ndarray, np.generic)):
         return torch.from_numpy(np.array(state))
     if isinstance(state, dict):
@@ -153,12 +153,12 @@ def pack_state(state: Any) -> Any:
     if state is None or isinstance(state, (bool, int, float, str, bytes)):
         return state
     raise CheckpointError(
-        f"get_state() of the environment holds a {type(state).__name__}: give arrays and plain values"
+        f"get_state() of the environment contains a {type(state).__name__}: return only arrays and plain values"
     )
 
 
 def unpack_state(state: Any) -> Any:
-    """What `pack_state` was given, with lists for tuples."""
+    """Undo `pack_state`; tuples stay lists."""
     if isinstance(state, torch.Tensor):
         return state.numpy().copy()
     if isinstance(state, dict):
@@ -169,7 +169,7 @@ def unpack_state(state: Any) -> Any:
 
 
 def same_values(left: Any, right: Any) -> bool:
-    """Whether two trees of arrays, tensors and plain values are equal to the last bit; NaN equals NaN."""
+    """Return whether two trees of arrays, tensors and plain values are exactly equal; NaN equals NaN."""
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(same_values(left[key], right[key]) for key in left)
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Samples of what the envs of a run did, kept in its checkpoints: a fresh env must reproduce them after a restart."""
+"""Recorded samples of a run's envs, kept in its checkpoints; a resume checks that fresh envs reproduce them."""
 
 import struct
 import zlib
@@ -15,22 +15,22 @@ Array = npt.NDArray[Any]
 
 KEPT_SAMPLES = 16
 _ENVS_AT_ONCE = 4  # more would slow down the steps that are recorded
-_MAX_STEPS = 1_000  # of one sample
-MAX_STEPS_BEFORE = 5_000  # of the episode before a sample begins: every comparison replays them
-_STEPS_BEYOND = 20  # of the next episode
+_MAX_STEPS = 1_000  # per sample
+MAX_STEPS_BEFORE = 5_000  # in the episode before a sample begins: every comparison replays them
+_MAX_NEXT_EPISODE_STEPS = 20  # steps of the next episode in a sample
 
 
 @dataclass(frozen=True)
 class RunningEpisode:
-    """What brings an env back to where it is: its seed and its actions so far, or a state that it gave itself."""
+    """A running episode with what is needed to restore it: seed and actions so far, or the env's own state."""
 
     seed: int | None
     length: int
     episode_return: float
     actions: Array | None
-    """[step, ...]; none if the episode has more steps than are kept."""
+    """[step, ...]; none if the episode is too long to keep them."""
     state: Any = None
-    """What the env's own `get_state()` gave, if it has one."""
+    """The result of the env's own `get_state()`, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class ReplaySample:
 
     start: RunningEpisode
     episode_number: int
-    """How many episodes the env had played before this one."""
+    """The number of episodes that the env had played before this one."""
     obs: Array
-    """What the env showed at the start."""
+    """The observation at the start of the sample."""
     actions: Array
     """[step, ...]"""
     checksums: tuple[int, ...]
-    """After every step: of all observations, rewards and endings so far."""
+    """[step]; the checksum of all observations, rewards and endings up to that step."""
     next_seed: int | None
     """The seed of the next episode, if the sample reaches it."""
 
@@ -58,7 +58,7 @@ class ReplaySample:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "ReplaySample":
-        """Rebuild a sample from what `state_dict` returned."""
+        """Rebuild a sample from the result of `state_dict`."""
         taken = state["start"]["actions"]
         start = RunningEpisode(**{**state["start"], "actions": None if taken is None else taken.numpy()})
         arrays = {"obs": state["obs"].numpy(), "actions": state["actions"].numpy()}
@@ -81,13 +81,13 @@ class _OpenSample:
     actions: list[Array] = field(default_factory=list)
     checksums: list[int] = field(default_factory=list)
     next_seed: int | None = None
-    steps_beyond: int = 0
+    num_next_episode_steps: int = 0
 
     def add_step(self, action: Array, obs: Any, *numbers: float) -> None:
         """Add one step of the env."""
         self.actions.append(action)
         self.checksums.append(add_checksum(self.checksums[-1] if self.checksums else 0, obs, *numbers))
-        self.steps_beyond += self.next_seed is not None
+        self.num_next_episode_steps += self.next_seed is not None
 
     def add_reset(self, seed: int | None, obs: Any) -> None:
         """Add the beginning of the next episode."""
@@ -102,7 +102,7 @@ class _OpenSample:
 
 
 class SampleRecorder:
-    """Records samples of a few envs at a time and keeps the newest; idle, it costs one test per vector step."""
+    """Records samples of a few envs at a time and keeps the newest. When idle, it costs one test per vector step."""
 
     def __init__(self) -> None:
         self.recording = False
@@ -112,7 +112,7 @@ class SampleRecorder:
 
     @property
     def full(self) -> bool:
-        """Whether as many samples are kept as there is room for."""
+        """Whether the maximum number of samples is kept."""
         return len(self._kept) == KEPT_SAMPLES
 
     def choose(self, candidates: Sequence[int]) -> list[int]:
@@ -123,7 +123,7 @@ class SampleRecorder:
         return chosen
 
     def begin(self, episodes: Mapping[int, RunningEpisode], episode_numbers: Sequence[int], obs: Sequence[Any]) -> None:
-        """Begin a sample of every episode in `episodes`, by env; the other two are those of all envs, [env]."""
+        """Begin a sample of every episode in `episodes`, keyed by env; the other arguments are shaped [env]."""
         self._open = {
             index: _OpenSample(episode, int(episode_numbers[index]), np.array(obs[index]))
             for index, episode in episodes.items()
@@ -131,11 +131,15 @@ class SampleRecorder:
         self.recording = bool(self._open)
 
     def record_step(self, actions: Array, obs: Any, rewards: Array, terminated: Array, truncated: Array) -> None:
-        """Add a step of all envs, [env, ...]; a sample ends with its second episode, or after so many steps."""
+        """Add a step of all envs, [env, ...]; close the samples whose second episode ended or that are long enough."""
         for index, sample in list(self._open.items()):
             sample.add_step(actions[index], obs[index], rewards[index], terminated[index], truncated[index])
             second_end = sample.next_seed is not None and (terminated[index] or truncated[index])
-            if second_end or sample.steps_beyond >= _STEPS_BEYOND or len(sample.actions) >= _MAX_STEPS:
+            if (
+                second_end
+                or sample.num_next_episode_steps >= _MAX_NEXT_EPISODE_STEPS
+                or len(sample.actions) >= _MAX_STEPS
+            ):
                 self._kept.append(self._open.pop(index).close())
         self.recording = bool(self._open)
 
@@ -147,7 +151,7 @@ class SampleRecorder:
                 sample.add_reset(seeds[index], obs[index])
 
     def samples(self) -> tuple[ReplaySample, ...]:
-        """Return what is recorded, the oldest first, unfinished samples last."""
+        """Return the recorded samples, the oldest first, unfinished ones last."""
         unfinished = [sample.close() for sample in self._open.values() if sample.actions]
         return (*self._kept, *unfinished)[-KEPT_SAMPLES:]
 
@@ -156,6 +160,6 @@ class SampleRecorder:
         self._kept.extend(samples)
 
     def stop(self) -> None:
-        """Give up the samples that are being recorded, because the envs were put somewhere else."""
+        """Discard the samples that are being recorded, because the envs were restored to another state."""
         self._open = {}
         self.recording = False

@@ -1,4 +1,4 @@
-"""Calling a function in a process of its own, because what it does to an env must not touch this one."""
+"""Call a function in a separate process, so that what it does to an env does not affect this process."""
 
 import multiprocessing
 import os
@@ -14,20 +14,23 @@ T = TypeVar("T")
 
 
 class SubprocessError(Exception):
-    """Why a function gave no result in its process."""
+    """The reason why a function returned no result in its process."""
 
 
 def call_in_process(function: Callable[[], T], seconds: float) -> T:
-    """Return what `function` returns in a process of its own, which is gone afterwards; wait `seconds` at most."""
+    """Call `function` in a new process and return its result; wait at most `seconds`, then kill the process."""
     context = multiprocessing.get_context()
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_call, args=(function, sender), daemon=True)
     try:
         start_fork_server(context.get_start_method())
         process.start()
-    except (AssertionError, OSError) as error:  # a daemonic process may have no children; others may be too many
+    except (
+        AssertionError,
+        OSError,
+    ) as error:  # daemonic processes may not have children; the system limits their number
         raise SubprocessError(f"no process can be started: {describe_error(error)}") from None
-    sender.close()  # so that the end of the process is the end of the pipe
+    sender.close()  # so that the pipe is closed when the process ends
     try:
         if not receiver.poll(seconds):
             raise SubprocessError(f"no answer within {seconds:g} s")
@@ -40,7 +43,7 @@ def call_in_process(function: Callable[[], T], seconds: float) -> T:
         raise SubprocessError(f"the process ended with exit code {process.exitcode}") from None
     finally:
         assert process.pid is not None
-        kill_tree(process.pid)  # with whatever an env has started
+        kill_tree(process.pid)  # and everything that an env has started
         process.kill()
         process.join()
         receiver.close()
@@ -51,17 +54,17 @@ def call_in_process(function: Callable[[], T], seconds: float) -> T:
 
 
 def _call(function: Callable[[], Any], sender: Connection) -> None:
-    os.setpgid(0, 0)  # Ctrl-C is for the owner, which then ends this process and its group
-    _silence()
+    os.setpgid(0, 0)  # Ctrl-C reaches only the parent, which then ends this process and its group
+    _discard_output()
     try:
         sender.send((None, function()))
-    except Exception as error:  # an env may raise anything; the owner tells the user
+    except Exception as error:  # an env may raise anything; the parent reports it
         sender.send((describe_error(error), None))
 
 
-def _silence() -> None:
-    """Drop what is printed from here on, by C libraries too: simulators repeat their notices for every env."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+def _discard_output() -> None:
+    """Discard all further output, also of C libraries: simulators print their notices for every env."""
+    null_device = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
-        os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+        os.dup2(null_device, descriptor)
+    os.close(null_device)

@@ -1,4 +1,4 @@
-"""A live agent: a learner rebuilt from a config or a checkpoint, ready to predict and to be evaluated."""
+"""Agents in memory: a learner rebuilt from a config or a checkpoint, ready for predictions and evaluations."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -25,7 +25,7 @@ BuildLearner = Callable[[TrainConfig, spaces.Space[Any], spaces.Space[Any]], Lea
 
 @dataclass(frozen=True)
 class Agent:
-    """A learner with the spaces it was built for; `step` says how far it is trained."""
+    """A learner with the spaces it was built for; `step` is the env step up to which it was trained."""
 
     config: TrainConfig
     learner: Learner
@@ -35,7 +35,7 @@ class Agent:
 
 
 def build_agent(build_learner: BuildLearner, config: TrainConfig, state: CheckpointState | None = None) -> Agent:
-    """An agent on the CPU, untrained or with the weights of `state`."""
+    """Build an agent on the CPU, untrained or with the weights of `state`."""
     config = config.model_copy(update={"device": "cpu"})
     with closing(make_env(config, 0)) as env:
         observation_space, action_space = env.observation_space, env.action_space
@@ -60,23 +60,25 @@ def evaluate_agent(agent: Agent, num_episodes: int) -> MetricDict:
 
 
 def _check_choices(space: spaces.Space[Any], given: Array) -> None:
-    """Refuse what a Discrete observation cannot be."""
+    """Refuse observations that are not in a Discrete space."""
     choices = choices_of(space)
     if choices is None:
         return
     if given.dtype.kind not in "iu":
-        raise ConfigError(f"an observation is an integer from {choices.start} to {choices.stop - 1}, given was {given}")
+        raise ConfigError(f"an observation must be an integer from {choices.start} to {choices.stop - 1}, got {given}")
     for value in given.ravel().tolist():
         if value not in choices:
             raise ConfigError(out_of_range(choices, value))
 
 
 def predict_action(agent: Agent, obs: Any, deterministic: bool = True) -> int | Array:
-    """An env action for one observation, or one per row of a batch; a single discrete action is an `int`."""
+    """Return the action for one observation, or one per row of a batch; a single discrete action is an `int`."""
     given, expected = np.asarray(obs), agent.observation_space.shape
     single = given.shape == expected
     if not single and given.shape[1:] != expected:
-        raise ConfigError(f"an observation has shape {expected}, a batch (n, *{expected}), given was {given.shape}")
+        raise ConfigError(
+            f"expected an observation of shape {expected} or a batch of shape (n, *{expected}), got {given.shape}"
+        )
     _check_choices(agent.observation_space, given)
     actions = agent.learner.policy.predict(given[None] if single else given, deterministic=deterministic)
     if not single:

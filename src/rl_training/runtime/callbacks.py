@@ -1,4 +1,4 @@
-"""Callbacks: five events of a run, fanned out to any objects that have the five methods."""
+"""Callbacks: objects with five methods that receive the five events of a run."""
 
 import math
 import time
@@ -39,34 +39,34 @@ class Callback:
     """A listener with empty methods: inherit from it and override what you need."""
 
     def on_train_start(self, trainer: TrainerState) -> None:
-        """The run directory exists, nothing has been collected."""
+        """Called when the run directory exists and nothing has been collected yet."""
 
     def on_collect_end(self, trainer: TrainerState, result: CollectResult) -> None:
-        """New experience is in the buffer."""
+        """Called when new experience is in the buffer."""
 
     def on_update_end(self, trainer: TrainerState, result: UpdateResult) -> None:
-        """The learner has learnt from it."""
+        """Called after an update of the learner."""
 
     def on_eval_end(self, trainer: TrainerState, metrics: MetricDict) -> None:
-        """An evaluation is done."""
+        """Called after an evaluation."""
 
     def on_train_end(self, trainer: TrainerState, result: TrainResult) -> None:
-        """The run is over, for whatever reason; its last checkpoint is written."""
+        """Called when the run has ended for any reason and its last checkpoint is written."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A callback with a memory, which goes into checkpoints: tensors and plain values."""
+    """A callback whose state is saved in checkpoints, as tensors and plain values."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the callback remembers."""
+        """Return the state of the callback."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
+        """Load the result of `state_dict`."""
 
 
 class CallbackList(Callback):
-    """Fans every event out, in order."""
+    """Passes every event to several callbacks, in order."""
 
     def __init__(self, callbacks: Iterable[Listener] | None = None) -> None:
         self.callbacks = list(callbacks or ())
@@ -76,32 +76,32 @@ class CallbackList(Callback):
                 raise ConfigError(f"callback {type(callback).__name__} has no {', '.join(missing)}")
 
     def on_train_start(self, trainer: TrainerState) -> None:
-        """Tell every callback."""
+        """Call every callback."""
         for callback in self.callbacks:
             callback.on_train_start(trainer)
 
     def on_collect_end(self, trainer: TrainerState, result: CollectResult) -> None:
-        """Tell every callback."""
+        """Call every callback."""
         for callback in self.callbacks:
             callback.on_collect_end(trainer, result)
 
     def on_update_end(self, trainer: TrainerState, result: UpdateResult) -> None:
-        """Tell every callback."""
+        """Call every callback."""
         for callback in self.callbacks:
             callback.on_update_end(trainer, result)
 
     def on_eval_end(self, trainer: TrainerState, metrics: MetricDict) -> None:
-        """Tell every callback."""
+        """Call every callback."""
         for callback in self.callbacks:
             callback.on_eval_end(trainer, metrics)
 
     def on_train_end(self, trainer: TrainerState, result: TrainResult) -> None:
-        """Tell every callback, even when one raises; the first error is raised when all have been told."""
+        """Call every callback, even if one raises; raise the first error at the end."""
         errors: list[Exception] = []
         for callback in self.callbacks:
             try:
                 callback.on_train_end(trainer, result)
-            except Exception as error:  # the others must still hear of the end
+            except Exception as error:  # the other callbacks must still be called
                 errors.append(error)
         for further in errors[1:]:
             warnings.warn(f"another callback failed in on_train_end: {further!r}", stacklevel=2)
@@ -109,7 +109,7 @@ class CallbackList(Callback):
             raise errors[0]
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """What the callbacks that have a memory remember, in order."""
+        """Return the states of the callbacks that have one, in order."""
         return [
             {"name": type(callback).__qualname__, "state": callback.state_dict()}
             for callback in self.callbacks
@@ -117,7 +117,7 @@ class CallbackList(Callback):
         ]
 
     def load_state_dict(self, saved: list[dict[str, Any]]) -> None:
-        """Give each callback what the saved one of the same class remembered; others begin anew."""
+        """Load for each callback the saved state of its class; a callback without a saved state starts anew."""
         waiting = list(saved)
         for callback in self.callbacks:
             name = type(callback).__qualname__
@@ -136,7 +136,7 @@ class StopAtReturn(Callback):
         self.threshold = threshold
 
     def on_eval_end(self, trainer: TrainerState, metrics: MetricDict) -> None:
-        """Compare the mean return."""
+        """Compare the mean return with the threshold."""
         if metrics["eval_return_mean"] >= self.threshold:
             trainer.request_stop(f"evaluation reached {metrics['eval_return_mean']:g}")
 
@@ -152,25 +152,25 @@ class StopWithoutImprovement(Callback):
         self._waited = 0
 
     def on_eval_end(self, trainer: TrainerState, metrics: MetricDict) -> None:
-        """Compare with the best so far."""
+        """Compare the mean return with the best one so far."""
         if metrics["eval_return_mean"] > self._best + self.margin:
             self._best, self._waited = metrics["eval_return_mean"], 0
             return
         self._waited += 1
         if self._waited >= self.patience:
-            trainer.request_stop(f"no better evaluation than {self._best:g} in {self.patience}")
+            trainer.request_stop(f"no evaluation better than {self._best:g} in the last {self.patience}")
 
     def state_dict(self) -> dict[str, Any]:
-        """The best return, and how long it has stood."""
+        """Return the best return and the number of evaluations since then."""
         return {"best": self._best, "waited": self._waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
+        """Load the result of `state_dict`."""
         self._best, self._waited = float(state["best"]), int(state["waited"])
 
 
 class StopAfterWallTime(Callback):
-    """Ends the run once it has trained for `seconds`, earlier parts of a resumed run included."""
+    """Ends the run once it has trained for `seconds`, including the time before a resume."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         if not (math.isfinite(seconds) and seconds > 0.0):
@@ -186,7 +186,7 @@ class StopAfterWallTime(Callback):
         self._started_at = self._clock()
 
     def on_collect_end(self, trainer: TrainerState, result: CollectResult) -> None:
-        """Look at the clock."""
+        """Check the clock."""
         del result
         if self._elapsed() >= self.seconds:
             trainer.request_stop(f"{self.seconds:g} s of wall time have passed")
@@ -195,27 +195,27 @@ class StopAfterWallTime(Callback):
         return self._earlier + self._clock() - self._started_at
 
     def state_dict(self) -> dict[str, Any]:
-        """The seconds used so far."""
+        """Return the seconds used so far."""
         return {"elapsed": self._elapsed()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
+        """Load the result of `state_dict`."""
         self._earlier = float(state["elapsed"])
 
 
 @dataclass(frozen=True)
 class StopRules:
-    """What may end a run before its budget is used up; nothing does by default."""
+    """Conditions that end a run before its budget is used up; by default there are none."""
 
     at_return: float | None = None
-    """A mean return of an evaluation."""
+    """The mean return of an evaluation at which the run ends."""
     after_minutes: float | None = None
-    """Of training."""
+    """The training time after which the run ends."""
     patience: int | None = None
-    """Evaluations in a row without a better one."""
+    """The number of evaluations in a row without improvement after which the run ends."""
 
     def callbacks(self) -> list[Callback]:
-        """New callbacks that see to it."""
+        """Return new callbacks that apply these conditions."""
         callbacks: list[Callback] = []
         if self.at_return is not None:
             callbacks.append(StopAtReturn(self.at_return))

@@ -154,7 +154,7 @@ class LocalCollector:
     def begin_samples(self) -> None:
         """Record what some of the envs do next, unless that is being done."""
         tracker = self._envs.tracker
-        if not (tracker.recorder.recording or tracker.out_of_step):
+        if not (tracker.recorder.recording or tracker.out_of_sync):
             tracker.begin_samples(self._envs.state_dict()["states"], self.obs)
 
 

@@ -1,4 +1,4 @@
-"""Evaluation on envs and seeds of its own: it never touches a training stream."""
+"""Evaluation with separate envs and seeds; it never uses a random stream of the training."""
 
 import math
 import warnings
@@ -19,11 +19,11 @@ from rl_training.policies.base import Policy
 from rl_training.runtime.types import MetricDict
 from rl_training.streams import derive_seed
 
-MAX_ENVS = 16  # more would only cost memory: the policy's batch is already cheap
+MAX_ENVS = 16  # more would cost memory and save little time
 
 
 class PlayedEpisode(NamedTuple):
-    """An episode that was played to its end, or cut; the return is raw."""
+    """An episode that was played to its end or cut at a maximum length; its return is not normalized."""
 
     seed: int
     episode_return: float
@@ -33,14 +33,14 @@ class PlayedEpisode(NamedTuple):
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Statistics over whole episodes, raw returns, likeliest actions."""
+    """Statistics over complete episodes, played with the most likely actions; returns are not normalized."""
 
     num_episodes: int
     metrics: MetricDict
 
 
 class Evaluator:
-    """Plays episodes side by side, on envs that it keeps for the next time."""
+    """Plays evaluation episodes side by side; its envs are kept for the next evaluation."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.calls = EnvCalls()
@@ -51,9 +51,9 @@ class Evaluator:
     def evaluate(
         self, policy: Policy, num_episodes: int, step: int, *, interrupted: Callable[[], bool] = lambda: False
     ) -> EvalResult:
-        """`num_episodes` episodes whose seeds are a function of (run seed, env step, episode).
+        """Play `num_episodes` episodes whose seeds are a function of (run seed, env step, episode).
 
-        An interruption ends it at once, with the episodes finished so far and no metrics.
+        If interrupted, return at once with the number of episodes finished so far and no metrics.
         """
         check_num_episodes(num_episodes)
         name = f"evaluation at step {step}"
@@ -83,13 +83,13 @@ class Evaluator:
                 self._envs.append(make_single_env(self._config.env_id, self._config.env_kwargs))
 
     def _warn_of_cuts(self, num_cut: int, num_episodes: int) -> None:
-        """Warn once: an env without an end is cut in every evaluation."""
+        """Warn once, because an env whose episodes never end is cut in every evaluation."""
         if self._warned_of_cuts:
             return
         self._warned_of_cuts = True
         warnings.warn(
             f"{num_cut} of {num_episodes} evaluation episodes were cut after eval_max_steps="
-            f"{self._config.eval_max_steps:,} env steps and count with the return they had: set eval_max_steps higher, "
+            f"{self._config.eval_max_steps:,} env steps and count with their return so far: set eval_max_steps higher, "
             "or to 0 to play every episode to its end",
             stacklevel=3,
         )
@@ -102,30 +102,30 @@ class Evaluator:
 
 
 def evaluation_seeds(config: TrainConfig, step: int, num_episodes: int) -> list[int]:
-    """The seeds of the episodes that an evaluation at an env step plays."""
+    """Return the seeds of the episodes of an evaluation at env step `step`."""
     return [derive_seed(config.seed, "evaluation", step, episode) for episode in range(num_episodes)]
 
 
 def check_num_episodes(num_episodes: int) -> None:
-    """Refuse an evaluation of nothing, or of more episodes than seeds can be drawn for."""
+    """Refuse an evaluation without episodes, or with more episodes than there are seeds."""
     if not 1 <= num_episodes <= MAX_EPISODES:
         raise ConfigError(f"num_episodes={num_episodes}: give a number from 1 to {MAX_EPISODES}")
 
 
 @dataclass
-class _Seat:
-    """One env and the episode that it is playing."""
+class _EnvSlot:
+    """An env and the state of its running episode."""
 
     env: AnyEnv
     index: int
     name: str
-    """What the episode is played for, for messages."""
+    """The purpose of the episode, for messages."""
     obs: Any = None
     number: int = -1
     seed: int = 0
     episode_return: float = 0.0
     length: int = 0
-    """Counts the step that is being taken."""
+    """The number of steps, including the one that is being taken."""
     action: Any = None
 
     def place(self, _: int = 0) -> str:
@@ -137,65 +137,68 @@ class _Seat:
 
 
 class EpisodePlayer:
-    """Plays episodes in several envs side by side; what an env does wrong is refused as in training."""
+    """Plays episodes in several envs side by side; refuses invalid observations and rewards as training does."""
 
     def __init__(self, envs: Sequence[AnyEnv], calls: EnvCalls, name: str, max_steps: int = 0) -> None:
-        self._seats = [_Seat(env, index, name) for index, env in enumerate(envs)]
+        self._slots = [_EnvSlot(env, index, name) for index, env in enumerate(envs)]
         self._calls = calls
         self._max_steps = max_steps
 
     def play(self, policy: Policy, seeds: Sequence[int], interrupted: Callable[[], bool]) -> list[PlayedEpisode]:
-        """One episode per seed, each counted, so that short ones are not favoured; fewer when interrupted."""
+        """Play one episode per seed and count all of them, so that short ones are not favoured.
+
+        The result has fewer episodes if interrupted.
+        """
         waiting = deque(enumerate(seeds))
         finished: list[PlayedEpisode] = []
-        playing = self._seats[: len(seeds)]
-        for seat in playing:
-            self._reset(seat, *waiting.popleft())
+        playing = self._slots[: len(seeds)]
+        for slot in playing:
+            self._reset(slot, *waiting.popleft())
         while playing and not interrupted():
             actions = policy.predict(self._observe(playing), deterministic=True)
             still_playing = []
-            for seat, action in zip(playing, actions, strict=True):
-                ended = self._step(seat, action)
-                if ended or seat.length == self._max_steps:
-                    self._observe([seat])  # its last observation, which nobody acts on, is checked too
-                    finished.append(PlayedEpisode(seat.seed, float(seat.episode_return), seat.length, cut=not ended))
+            for slot, action in zip(playing, actions, strict=True):
+                ended = self._step(slot, action)
+                if ended or slot.length == self._max_steps:
+                    self._observe([slot])  # checks the last observation, which the policy never sees
+                    finished.append(PlayedEpisode(slot.seed, float(slot.episode_return), slot.length, cut=not ended))
                     if not waiting:
                         continue
-                    self._reset(seat, *waiting.popleft())
-                still_playing.append(seat)
+                    self._reset(slot, *waiting.popleft())
+                still_playing.append(slot)
             playing = still_playing
         return finished
 
-    def _reset(self, seat: _Seat, number: int, seed: int) -> None:
-        seat.number, seat.seed, seat.episode_return, seat.length = number, seed, 0.0, 0
-        with self._calls.slow(seat.place):
-            seat.obs, _ = seat.env.reset(seed=seed)
+    def _reset(self, slot: _EnvSlot, number: int, seed: int) -> None:
+        slot.number, slot.seed, slot.episode_return, slot.length = number, seed, 0.0, 0
+        with self._calls.slow(slot.place):
+            slot.obs, _ = slot.env.reset(seed=seed)
 
-    def _step(self, seat: _Seat, action: Any) -> bool:
-        """Whether the episode ended by itself."""
-        seat.action = action
-        seat.length += 1
-        self._calls.patience = RESET_PATIENCE if seat.length == 1 else STEP_PATIENCE
-        self._calls.begin(seat.place)
+    def _step(self, slot: _EnvSlot, action: Any) -> bool:
+        """Take one step, and return whether the episode ended by itself."""
+        slot.action = action
+        slot.length += 1
+        self._calls.patience = RESET_PATIENCE if slot.length == 1 else STEP_PATIENCE
+        self._calls.begin(slot.place)
         try:
-            seat.obs, reward, terminated, truncated, _ = seat.env.step(action)
-            seat.episode_return += reward  # type: ignore[operator]  # SupportsFloat: a number in every env there is
+            slot.obs, reward, terminated, truncated, _ = slot.env.step(action)
+            slot.episode_return += reward  # type: ignore[operator]  # SupportsFloat: a number in every env there is
             is_number = math.isfinite(reward)
         except ENV_FAILURES as failure:
             raise self._calls.error(failure) from failure
         finally:
             self._calls.end()
         if not is_number:
-            raise EnvironmentStepError(f"{seat.place()}: the reward is {reward}")
+            raise EnvironmentStepError(f"{slot.place()}: the reward is {reward}")
         return bool(terminated or truncated)
 
-    def _observe(self, seats: Sequence[_Seat]) -> Any:
-        """What these envs show, [env, ...]."""
+    def _observe(self, slots: Sequence[_EnvSlot]) -> Any:
+        """Return the checked observations of these envs, [env, ...]."""
 
         def place(index: int) -> str:
-            return seats[index].place()
+            return slots[index].place()
 
-        space = seats[0].env.observation_space
-        obs = batch_obs(space, [seat.obs for seat in seats], place)
+        space = slots[0].env.observation_space
+        obs = batch_obs(space, [slot.obs for slot in slots], place)
         check_obs(obs, choices_of(space), place)
         return obs

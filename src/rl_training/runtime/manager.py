@@ -1,4 +1,4 @@
-"""The experiment manager: from a config, or from a checkpoint, to a trainer that is ready to go."""
+"""The experiment manager: creates a trainer from a config or from a checkpoint."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,7 +13,7 @@ from rl_training.runtime.workflows import budget_layer, prepare_resume
 
 
 class PreparedTrainer:
-    """A run that is set up. It trains once: a second call would silently start over."""
+    """A run that is set up. It trains only once, because a second call would silently start over."""
 
     def __init__(self, run: Callable[[], TrainResult]) -> None:
         self._run = run
@@ -23,7 +23,7 @@ class PreparedTrainer:
         """Train to the end."""
         if self._started:
             raise TrainingStateError(
-                "this trainer has trained already: resume its run directory to go on, or set up a new one"
+                "this trainer has already trained: resume its run directory to continue, or set up a new trainer"
             )
         self._started = True
         return self._run()
@@ -33,7 +33,7 @@ class DefaultExperimentManager:
     """Sets up new runs and resumes old ones, for every registered algorithm."""
 
     def setup(self, config: TrainConfig, callbacks: Iterable[Listener] | None = None) -> Trainer:
-        """A trainer for a new run; a config that cannot train is refused here."""
+        """Return a trainer for a new run; refuse a config that cannot train."""
         spec = get_algorithm_spec(config.algo)
         params = spec.resolve_params_fn(config)
         listeners = CallbackList(callbacks).callbacks
@@ -48,9 +48,9 @@ class DefaultExperimentManager:
         changes: Layer | None = None,
         force: bool = False,
     ) -> Trainer:
-        """A trainer that goes on: in place for a run directory, in a new one for a checkpoint file.
+        """Return a trainer that continues a run directory in place, or a checkpoint file in a new run directory.
 
-        `changes` to what decides the run's course are refused, unless they are forced.
+        `changes` that affect the course of the run are refused unless `force` is true.
         """
         layers = [*([changes] if changes else []), budget_layer(total_timesteps)]
         continuation = prepare_resume(checkpoint, layers, force=force)

@@ -1,4 +1,4 @@
-"""Off-policy training: a few env steps, then as many updates as they owe. All counts are env steps."""
+"""Off-policy training: a few env steps, then the updates that are due for them. Intervals count env steps."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,14 +26,14 @@ def off_policy_algorithm(
 
 
 def add_to_replay(replay: ReplayBuffer, learner: OffPolicyLearner, step: Transition) -> None:
-    """Store one step of every env, and let the learner's running statistics take it in."""
+    """Store one step of every env, and add it to the learner's running statistics."""
     obs, actions, rewards, next_obs, terminated, truncated = step
     replay.add(obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, dones=terminated, truncated=truncated)
     learner.normalizer.observe(obs, rewards, terminated | truncated)
 
 
 def run_off_policy(session: TrainingSession, learner: OffPolicyLearner, replay: ReplayBuffer) -> None:
-    """Train until the session is finished. A vector step counts `num_envs` env steps, so the budget may be passed."""
+    """Train until the session is finished. A vector step is `num_envs` env steps, so the budget may be exceeded."""
     while not session.finished:
         before = session.iterated_at
         until = next_boundary(learner.params, session.config, before)
@@ -50,7 +50,7 @@ def run_off_policy(session: TrainingSession, learner: OffPolicyLearner, replay: 
 
 
 def _undo_of_update(learner: OffPolicyLearner, replay: ReplayBuffer) -> Callable[[], None]:
-    """Return a function that takes back what an update changes from now on."""
+    """Return a function that undoes an update made after this call."""
     learnt, drawn = learner.state_dict(), replay.sampler.state_dict()
 
     def undo() -> None:
@@ -61,14 +61,14 @@ def _undo_of_update(learner: OffPolicyLearner, replay: ReplayBuffer) -> Callable
 
 
 def next_boundary(params: OffPolicyParams, config: TrainConfig, step: int) -> int:
-    """The env step at which an iteration that begins at `step` ends: an update, or a log of the warm-up, is due."""
+    """Return the env step at which the iteration that begins at `step` ends, because an update or a log is due."""
     if step < params.learning_starts:
         return min(step + config.log_interval, params.learning_starts, config.total_timesteps)
     return min((step // params.train_frequency + 1) * params.train_frequency, config.total_timesteps)
 
 
 def updates_owed(params: OffPolicyParams, before: int, after: int) -> int:
-    """Gradient steps for the env steps in (before, after], so that the ratio is the same for any number of envs."""
+    """Return the gradient steps for the env steps in (before, after]; the ratio does not depend on `num_envs`."""
     if after <= params.learning_starts:
         return 0
     start = max(before, params.learning_starts)
@@ -100,26 +100,26 @@ def wire_off_policy(config: TrainConfig, learner: OffPolicyLearner, envs: Vector
 
 
 def replay_bytes(learner: OffPolicyLearner) -> int:
-    """Memory that the learner's replay buffer will take, with what its sampler keeps."""
+    """Return the memory of the learner's replay buffer and its sampler in bytes."""
     encoder = learner.policy.encoder
     row = transition_bytes(encoder.shape, learner.policy.action_shape, encoder.storage_dtype)
     return learner.params.buffer_capacity * row + learner.params.sampler_bytes
 
 
 def check_replay_memory(learner: OffPolicyLearner) -> None:
-    """Refuse a replay buffer that does not fit into the memory that is free."""
+    """Refuse a replay buffer that does not fit into the free memory."""
     check_memory(replay_bytes(learner), "lower algo_kwargs.buffer_capacity")
 
 
 def _tensor_bytes(state: object) -> int:
-    """Memory of all tensors in a state."""
+    """Return the memory of all tensors in a state in bytes."""
     if isinstance(state, Tensor):
         return state.nbytes
     return sum(map(_tensor_bytes, state.values())) if isinstance(state, dict) else 0
 
 
 def plan_off_policy(config: TrainConfig, learner: OffPolicyLearner) -> TrainingPlan:
-    """Count what a run would do, by the rules of the loop."""
+    """Count the steps, updates, evaluations and checkpoints of a run, with the same rules as the loop."""
     check_replay_memory(learner)
     params = learner.params
     warm_up, learning = iteration_stretches(params, config)
@@ -140,7 +140,7 @@ def plan_off_policy(config: TrainConfig, learner: OffPolicyLearner) -> TrainingP
 
 
 def iteration_stretches(params: OffPolicyParams, config: TrainConfig) -> tuple[Stretch, Stretch]:
-    """The iterations that `next_boundary` makes, in closed form: those of the warm-up, then those with updates."""
+    """Return the iterations that `next_boundary` produces: those of the warm-up, then those with updates."""
     num_envs = config.num_envs
     end = round_up(config.total_timesteps, num_envs)
     warm_up_end = min(round_up(params.learning_starts, num_envs), end)

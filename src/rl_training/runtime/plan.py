@@ -1,4 +1,4 @@
-"""What a run will do, counted before it starts with the rules that the loops follow."""
+"""The plan of a run: counts of what it will do, computed before it starts with the same rules as the loops."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,27 +8,27 @@ import numpy as np
 
 from rl_training.experiment.schedules import crosses
 
-_WALKED_AT_ONCE = 2**20
+_CHUNK_SIZE = 2**20
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Exact counts, but for what a callback, a signal, wall time or a KL early stop may change."""
+    """Counts of what a run will do. They are exact unless a callback, a signal, wall time or a KL limit intervenes."""
 
     env_steps: int
     gradient_steps: int
     evaluations: int
     checkpoints: int
-    """The one before the first step included."""
+    """The number of checkpoints, including the one before the first step."""
     memory_bytes: int
-    """Estimated for experience, parameters and optimizer; the envs and libraries come on top."""
+    """An estimate for experience, parameters and optimizer, without the envs and libraries."""
     details: Mapping[str, int | str]
-    """What only this kind of algorithm has, by name."""
+    """Further counts of this kind of algorithm, by name."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Iterations of one rule, from env step `start` to `limit`, which are multiples of `grid`.
+    """Consecutive iterations that follow one rule, from env step `start` to `limit`; both are multiples of `grid`.
 
     An iteration ends at the first multiple of `grid` (the env steps of one vector step) that reaches the next multiple
     of `size`, or at `limit`. `size` is at least `grid`, so that every multiple of `size` ends an iteration of its own.
@@ -41,12 +41,12 @@ class Stretch:
 
     @property
     def num_full(self) -> int:
-        """Iterations that end because of a multiple of `size`."""
+        """The number of iterations that end because of a multiple of `size`."""
         return self.limit // self.size - self.start // self.size
 
     @property
     def num_iterations(self) -> int:
-        """All iterations, the one that `limit` cuts short included."""
+        """The number of all iterations, including one that `limit` cuts short."""
         return self.num_full + (1 if self._last_full_end < self.limit else 0)
 
     @property
@@ -64,7 +64,7 @@ class Stretch:
         return round_up(number * self.size, self.grid)
 
     def count_crossings(self, interval: int) -> int:
-        """How many iterations contain a multiple of `interval`."""
+        """Count the iterations that contain a multiple of `interval`."""
         if not self.num_full:
             return int(crosses(interval, self.start, self.limit))
         first = self.start // self.size + 1
@@ -73,7 +73,7 @@ class Stretch:
         return at_start + self._count_between(interval, first, first + self.num_full - 1) + at_limit
 
     def _count_between(self, interval: int, first: int, last: int) -> int:
-        """The same for the iterations after the one numbered `first`, up to the one numbered `last`."""
+        """Count the same for the iterations after number `first`, up to number `last`."""
         shortest = self.size // self.grid * self.grid
         longest = round_up(self.size, self.grid)
         if interval == 0:
@@ -82,10 +82,10 @@ class Stretch:
             return last - first
         if interval >= longest:
             return self._end(last) // interval - self._end(first) // interval
-        return self._walk(interval, first, last)
+        return self._count_by_period(interval, first, last)
 
-    def _walk(self, interval: int, first: int, last: int) -> int:
-        """Count one by one where iterations are now shorter and now longer than `interval`, but only one period."""
+    def _count_by_period(self, interval: int, first: int, last: int) -> int:
+        """Count one period of iterations, some shorter and some longer than `interval`, and extrapolate."""
         period = math.lcm(self.size, self.grid, interval) // self.size
         periods, rest = divmod(last - first, period)
         in_rest = sum(self._crossing_parts(interval, first, first + rest))
@@ -94,19 +94,19 @@ class Stretch:
         return in_rest + periods * sum(self._crossing_parts(interval, first, first + period))
 
     def _crossing_parts(self, interval: int, first: int, last: int) -> Iterator[int]:
-        for begin in range(first, last, _WALKED_AT_ONCE):
-            numbers = np.arange(begin, min(begin + _WALKED_AT_ONCE, last) + 1, dtype=np.int64)
+        for begin in range(first, last, _CHUNK_SIZE):
+            numbers = np.arange(begin, min(begin + _CHUNK_SIZE, last) + 1, dtype=np.int64)
             ends = -(-numbers * self.size // self.grid) * self.grid
             yield int(np.count_nonzero(np.diff(ends // interval)))
 
 
 def round_up(number: int, step: int) -> int:
-    """The first multiple of `step` that is not below `number`."""
+    """Return the smallest multiple of `step` that is at least `number`."""
     return -(-number // step) * step
 
 
 def count_events(interval: int, stretches: Iterable[Stretch]) -> int:
-    """How often something happens that is due every `interval` env steps, and always at the end."""
+    """Count how often an event happens that is due every `interval` env steps and always at the end."""
     parts = [stretch for stretch in stretches if stretch.start < stretch.limit]
     due_at_end = crosses(interval, *parts[-1].last_iteration)
     return sum(part.count_crossings(interval) for part in parts) + (0 if due_at_end else 1)

@@ -1,4 +1,4 @@
-"""The registered algorithms: the built-in ones, and those of installed packages."""
+"""The registered algorithms: built-in ones and plugins from installed packages."""
 
 import warnings
 from functools import cache
@@ -19,28 +19,28 @@ _BUILT_IN = (PPO, DQN, SAC)
 
 @cache
 def _specs() -> dict[str, AlgorithmSpec]:
-    """The built-in algorithms, and those that installed packages offer in the entry-point group."""
+    """Return the built-in algorithms and those that installed packages provide in the entry-point group."""
     specs = {spec.name: spec for spec in _BUILT_IN}
     for entry_point in entry_points(group=PLUGIN_GROUP):
         try:
             spec = entry_point.load()
-        except Exception as error:  # a broken plugin must not take the others down
+        except Exception as error:  # a broken plugin must not affect the others
             warnings.warn(f"algorithm plugin {entry_point.value} cannot be loaded: {error!r}", stacklevel=2)
             continue
         if not isinstance(spec, AlgorithmSpec) or spec.name in specs:
-            warnings.warn(f"algorithm plugin {entry_point.value} is no AlgorithmSpec with a new name", stacklevel=2)
+            warnings.warn(f"algorithm plugin {entry_point.value} is not an AlgorithmSpec with a new name", stacklevel=2)
             continue
         specs[spec.name] = spec
     return specs
 
 
 def list_algorithm_specs() -> list[AlgorithmSpec]:
-    """All registered algorithms, by name."""
+    """Return all registered algorithms, sorted by name."""
     return [spec for _, spec in sorted(_specs().items())]
 
 
 def get_algorithm_spec(name: str) -> AlgorithmSpec:
-    """The algorithm of this name, or an error that says which there are."""
+    """Return the algorithm of this name; the error for an unknown name suggests a registered one."""
     specs = _specs()
     if name in specs:
         return specs[name]

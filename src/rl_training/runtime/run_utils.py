@@ -1,4 +1,4 @@
-"""What every trainer needs around its loop: the device, the threads, the run directory, its checkpoints."""
+"""Utilities that every trainer needs: device, threads, run directory, checkpoints."""
 
 import os
 import platform
@@ -80,7 +80,7 @@ class TrainingRun:
         self.note(ended_at=now(), **outcome)
 
     def close(self) -> None:
-        """Close the files, and let others have the directory."""
+        """Close the files and release the lock of the directory."""
         try:
             self.logger.close()
         finally:
@@ -88,15 +88,15 @@ class TrainingRun:
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is CUDA when a tiny allocation there works, else the CPU; a named device must work."""
+    """Return the device; `auto` means CUDA if a small allocation works there, else the CPU."""
     if name == "auto":
-        return torch.device("cuda") if torch.cuda.is_available() and _works("cuda") else torch.device("cpu")
-    if name != "cpu" and not _works(name):
+        return torch.device("cuda") if torch.cuda.is_available() and _is_usable("cuda") else torch.device("cpu")
+    if name != "cpu" and not _is_usable(name):
         raise ConfigError(f"device={name!r}: not usable on this machine; use 'auto' or 'cpu'")
     return torch.device(name)
 
 
-def _works(name: str) -> bool:
+def _is_usable(name: str) -> bool:
     try:
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError):  # torch without CUDA support asserts
@@ -106,7 +106,7 @@ def _works(name: str) -> bool:
 
 @contextmanager
 def limited_threads(num_threads: int | Literal["auto"]) -> Iterator[None]:
-    """Let torch and NumPy's BLAS use this many threads, one where that is not decided, and give back what they had."""
+    """Limit torch and NumPy's BLAS to this many threads inside the context; `auto` means one."""
     threads = 1 if num_threads == "auto" else num_threads
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -119,7 +119,7 @@ def limited_threads(num_threads: int | Literal["auto"]) -> Iterator[None]:
 
 @contextmanager
 def tuned_for_training(config: TrainConfig) -> Iterator[None]:
-    """The threads and the precision of matrix products that the config says; freed memory is kept for the next step."""
+    """Use the config's threads and matrix precision inside the context, and keep freed memory for the next step."""
     keep_freed_memory()
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(config.matmul_precision)
@@ -131,7 +131,7 @@ def tuned_for_training(config: TrainConfig) -> Iterator[None]:
 
 
 def serialize_train_config(config: TrainConfig) -> dict[str, Any]:
-    """The config as plain values: paths as strings, tags as a list."""
+    """Return the config as plain values: paths as strings, tags as a list."""
     return plain_config(config)
 
 
@@ -154,12 +154,12 @@ def create_training_run(
         return TrainingRun(context, logger, lock, SegmentStore(context.replay_dir))
     except BaseException:
         lock.release()
-        shutil.rmtree(context.run_dir, ignore_errors=True)  # made above, and by nobody else
+        shutil.rmtree(context.run_dir, ignore_errors=True)  # it was created above
         raise
 
 
 def reopen_training_run(lock: RunLock, config: TrainConfig, note: ResumeNote) -> TrainingRun:
-    """Open the run directory of a held lock to go on as `note` says; what was measured and saved later is dropped."""
+    """Open the run directory of a held lock to continue from `note.step`; drop later metrics and checkpoints."""
     context = context_of(lock.run_dir)
     with _refusing_unwritable(context):
         write_config(context, config)
@@ -184,13 +184,14 @@ def _refusing_unwritable(context: RunContext) -> Iterator[None]:
 def _warn_of_unsynced(context: RunContext) -> None:
     if not sync_directory(context.run_dir):
         warnings.warn(
-            f"the file system of {context.run_dir} cannot sync directories: a power cut may cost the newest checkpoint",
+            f"the file system of {context.run_dir} cannot sync directories: "
+            "a power failure may lose the newest checkpoint",
             stacklevel=3,
         )
 
 
 def note_resume(context: RunContext, note: ResumeNote) -> None:
-    """Write into the metadata from where the run went on, and whether to the last bit."""
+    """Write into the metadata from which step the run was resumed, and whether exactly."""
     resumed = [*read_metadata(context).get("resumed", []), {**note.to_metadata(), "at": now()}]
     update_metadata(context, resumed=resumed)
 
@@ -209,9 +210,9 @@ def save_training_checkpoint(
 ) -> Path:
     """Write `step_<global_step>.pt`, or `name`, into the run's checkpoint directory.
 
-    A learner without a buffer gives None for `buffer_state`, which is loaded as an empty dict. `segments` are those of
-    the run; without them every stored transition must be in `buffer_state`. `packages` are the compiled ones that the
-    learner uses; none when its updates run eagerly.
+    A `buffer_state` of None, for a learner without a buffer, is loaded as an empty dict. `segments` are the replay
+    segments of the run; without them every stored transition must be in `buffer_state`. `packages` are the compiled
+    packages that the learner uses; none if its updates run eagerly.
     """
     if "global_step" not in trainer_state:
         raise CheckpointError(
@@ -245,18 +246,18 @@ def _describe_checkpoint(
 
 @contextmanager
 def refusing_misfits(config: TrainConfig) -> Iterator[None]:
-    """Answer a saved state that does not fit what was built from its config."""
+    """Raise `CheckpointError` if a saved state does not fit the objects that were built from its config."""
     try:
         yield
-    except RLTrainingError:  # says already what is wrong
+    except RLTrainingError:  # its message is clear already
         raise
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint does not fit {config.algo} on {config.env_id}: {error!r}") from error
 
 
-@cache  # source files count as they were when the run began
+@cache  # the versions at the start of the run count
 def versions(env_id: str | None = None) -> Mapping[str, str]:
-    """Return the versions that decide a result, those of an environment's packages too if one is named."""
+    """Return the versions of the packages that affect a result, including those of an environment if one is given."""
     core = {
         "rl_training": __version__,
         "python": platform.python_version(),
@@ -268,7 +269,7 @@ def versions(env_id: str | None = None) -> Mapping[str, str]:
 
 
 def hardware(config: TrainConfig) -> dict[str, str]:
-    """Return what decides the last bits of a matrix product: the processor, its vector instructions, the device."""
+    """Return the hardware that affects the last bits of a matrix product."""
     device = resolve_device(config.device)
     return {
         "processor": cpu_name(),
@@ -294,7 +295,7 @@ def _describe_run(context: RunContext, config: TrainConfig) -> dict[str, Any]:
 
 
 def describe_origin(env_id: str) -> dict[str, Any]:
-    """By which command, with which versions and where something was started."""
+    """Return the command, the versions, the git commit and the host of this process."""
     return {
         "command": [without_credentials(argument) for argument in sys.argv],
         "versions": dict(versions(env_id)),
@@ -310,10 +311,10 @@ def describe_origin(env_id: str) -> dict[str, Any]:
 
 
 def _git_commit() -> str | None:
-    """The commit of the directory the run was started from, marked when its files have changes.
+    """Return the commit of the current directory, with "-dirty" if its files have changes.
 
-    A repository's own config may name programs: file monitors, filters, hooks, helpers that fetch. So git compares the
-    files with a config, a copy of the index and a commit that lie elsewhere.
+    The config of an untrusted repository may make git run programs: file monitors, filters, hooks, fetch helpers. So
+    git compares the files with the help of a temporary git directory, which has a safe config and a copy of the index.
     """
     try:
         names = ("--show-toplevel", "--absolute-git-dir", "--git-path", "objects", "--verify", "HEAD")
@@ -323,18 +324,18 @@ def _git_commit() -> str | None:
                 Path(folder, name).mkdir()
             Path(folder, "HEAD").write_text(f"{commit}\n")
             Path(folder, "config").write_text(_plain_git_config())
-            shutil.copy2(Path(git_dir, "index"), Path(folder, "index"))  # its time tells which files to compare
-            places = {"GIT_DIR": folder, "GIT_WORK_TREE": top, "GIT_INDEX_FILE": f"{folder}/index"}
-            places["GIT_OBJECT_DIRECTORY"] = str(Path(objects).absolute())
+            shutil.copy2(Path(git_dir, "index"), Path(folder, "index"))  # git needs its modification time
+            variables = {"GIT_DIR": folder, "GIT_WORK_TREE": top, "GIT_INDEX_FILE": f"{folder}/index"}
+            variables["GIT_OBJECT_DIRECTORY"] = str(Path(objects).absolute())
             compare = ("diff-index", "--name-only", "--ignore-submodules", "HEAD")
-            _git("update-index", "-q", "--refresh", "--ignore-submodules", places=places, check=False)
-            return f"{commit}-dirty" if _git(*compare, places=places) else commit
+            _git("update-index", "-q", "--refresh", "--ignore-submodules", variables=variables, check=False)
+            return f"{commit}-dirty" if _git(*compare, variables=variables) else commit
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
 
 def _plain_git_config() -> str:
-    """The settings of the repository that decide how files are compared, and that name no program."""
+    """Return the git settings that affect how files are compared and that cannot name a program."""
     text = "[core]\nrepositoryformatversion = 1\n"
     for line in _git("config", "--get-regexp", _PLAIN_GIT_KEYS, check=False).splitlines():
         key, _, value = line.partition(" ")
@@ -344,13 +345,13 @@ def _plain_git_config() -> str:
     return text
 
 
-def _git(*arguments: str, places: dict[str, str] | None = None, check: bool = True) -> str:
+def _git(*arguments: str, variables: dict[str, str] | None = None, check: bool = True) -> str:
     command = ["git", *arguments]
-    environment = {**os.environ, **(places or {})}
+    environment = {**os.environ, **(variables or {})}
     answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=check, env=environment)
     return answer.stdout
 
 
 def now() -> str:
-    """The time of day, as files keep it."""
+    """Return the current time in the format of the run's files."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -1,4 +1,4 @@
-"""What both loops share: counting, logging, evaluation, checkpoints, callbacks, and every way a run can end."""
+"""The part that both loops share: counting, logging, evaluation, checkpoints, callbacks and the end of a run."""
 
 import math
 import time
@@ -35,7 +35,7 @@ from rl_training.runtime.types import MetricDict
 
 _CUT_EPISODES = "eval/cut_episodes"
 _RETURN_WINDOW = 100  # training episodes that `rollout/ep_rew_mean` averages over
-_COMPILING_UPDATES = 8  # a step that is taken in every few updates has been compiled by then
+_COMPILING_UPDATES = 8  # by then, steps that are not taken in every update have been compiled too
 
 
 Part = Literal["collect", "update", "evaluate"]
@@ -46,10 +46,10 @@ class Buffer(Protocol):
     """Experience storage that can be saved."""
 
     def state_dict(self, since: int = 0) -> dict[str, Any]:
-        """What is stored, from transition number `since` on if it is numbered."""
+        """Return the state; if transitions are numbered, only those from number `since` on."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
+        """Load the result of `state_dict`."""
 
     def cut(self, envs: Sequence[int], last_obs: Any) -> None:
         """Treat the running episodes of these envs as truncated, because they will not be continued."""
@@ -57,17 +57,17 @@ class Buffer(Protocol):
 
 @dataclass(frozen=True)
 class TrainingParts:
-    """What training wires together; a checkpoint holds the state of all of it."""
+    """The parts of a training run; a checkpoint contains the state of all of them."""
 
     learner: Learner
     buffer: Buffer
     collector: Collector
     loop: "Callable[[TrainingSession], None]"
-    """Collects and learns until the session is finished."""
+    """A function that collects and learns until the session is finished."""
 
 
 class TimeSplit:
-    """The seconds that a run has spent collecting, updating and evaluating, kept when it is resumed."""
+    """The seconds that a run has spent collecting, updating and evaluating, including the time before a resume."""
 
     def __init__(self) -> None:
         self._seconds: dict[Part, float] = dict.fromkeys(_PARTS, 0.0)
@@ -80,13 +80,13 @@ class TimeSplit:
         """Return all seconds so far, by the names under which they are logged."""
         return {f"time/{part}_seconds": round(seconds, 3) for part, seconds in self._seconds.items()}
 
-    def go_on_from(self, metrics: MetricDict) -> None:
-        """Continue from logged metrics; a part that they lack begins at 0."""
+    def load_metrics(self, metrics: MetricDict) -> None:
+        """Load the seconds from logged metrics; a part that is missing there starts at 0."""
         self._seconds = {part: float(metrics.get(f"time/{part}_seconds", 0.0)) for part in _PARTS}
 
 
 class TrainingSession:
-    """One run in progress. A loop tells it what it collected and updated; the session does the rest."""
+    """One run in progress. The loop decides when to collect and to learn; the session does everything else."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class TrainingSession:
         self.callbacks = callbacks
         self.state = TrainerState(config.algo, run.run_context.run_dir, config)
         self.iterated_at = 0
-        """The env step at which the newest whole iteration of the loop ended."""
+        """The env step at which the newest complete iteration of the loop ended."""
         self.signal_number: int | None = None
         self._run = run
         self.evaluator = Evaluator(config)
@@ -114,12 +114,12 @@ class TrainingSession:
             ("save", config.checkpoint_interval),
         )
         self._due: list[str] = []
-        self._half_learnt = False
-        self._num_updates_here = 0
+        self._updating = False
+        self._num_updates_in_process = 0
         self.was_compiled = False
         """Whether the updates were compiled before this run was resumed."""
         self.saving = False
-        """Whether a checkpoint is being written, which is worth waiting for."""
+        """Whether a checkpoint is being written."""
         self._checkpoint_path = run.run_context.checkpoints_dir / "step_0.pt"
         self._saved_at_step = -1
         self._saved_at_time = self._logged_at_time = self._started_at_time = time.monotonic()
@@ -133,28 +133,28 @@ class TrainingSession:
             self._restore(progress)
 
     def note_decisions(self, decisions: Mapping[str, str | None]) -> None:
-        """Keep what `auto` came to, and why, for whoever reads the metadata or watches the run."""
+        """Store the values chosen for `auto`, with the reasons, in the trainer state and the metadata."""
         self.state.decisions = {name: decision for name, decision in decisions.items() if decision}
         if self.state.decisions:
             self._run.note(decisions=self.state.decisions)
 
     @property
     def finished(self) -> bool:
-        """Whether the budget is used up in whole iterations, or somebody asked to stop."""
+        """Whether complete iterations have used up the budget, or a stop was requested."""
         return self.iterated_at >= self.config.total_timesteps or self.state.stop_reason is not None
 
     def interrupted(self) -> bool:
-        """Whether a signal asks to stop between two env steps."""
+        """Return whether a signal asks the run to stop between two env steps."""
         return self.signal_number is not None
 
     def begin(self) -> None:
-        """Save a new run, so that it can be resumed from its first moment on; do what a resumed one was due to do."""
+        """Save a new run, so that it can always be resumed; do the work that was still due in a resumed run."""
         if not step_checkpoints(self._run.run_context.checkpoints_dir):
             self.save()
         self.do_due_work()
 
     def collect(self, store: Callable[[Transition], None], until: int) -> None:
-        """Collect up to env step `until`, count what came in, also when an exception cuts it short, and announce it."""
+        """Collect up to env step `until` and call the callbacks; count the steps even if an exception is raised."""
         steps = range(self.state.global_step, until, self.config.num_envs)
         started = perf_counter()
         try:
@@ -176,15 +176,16 @@ class TrainingSession:
 
     @property
     def may_compile(self) -> bool:
-        """Whether the next update may have to wait for a compiler: one of the first since this process began."""
-        return self.config.compile == "on" and self._num_updates_here < _COMPILING_UPDATES
+        """Whether the next update may wait for a compiler, because it is one of the first in this process."""
+        return self.config.compile == "on" and self._num_updates_in_process < _COMPILING_UPDATES
 
     def learn(self, update: Callable[[], UpdateResult], undo: Callable[[], None] | None = None) -> None:
         """Run one update, which ends an iteration of the loop; if it is interrupted, the learner is not saved.
 
-        `undo` restores the learner to its state before the update, so that one interrupted by a signal is repeated.
+        `undo` restores the learner to its state before the update. An update that a signal interrupts is then repeated
+        after a resume.
         """
-        self._half_learnt = True
+        self._updating = True
         started = perf_counter()
         try:
             result = update()
@@ -192,11 +193,11 @@ class TrainingSession:
             if undo is None:
                 raise
             undo()
-            self._half_learnt = False
+            self._updating = False
             return
         self._time_split.add("update", started)
-        self._half_learnt = False
-        self._num_updates_here += 1
+        self._updating = False
+        self._num_updates_in_process += 1
         self.state.num_updates += result.num_gradient_steps
         self.state.metrics |= {f"train/{name}": value for name, value in result.metrics.items()}
         self.state.metrics["train/n_updates"] = self.state.num_updates
@@ -205,7 +206,7 @@ class TrainingSession:
         self.do_due_work()
 
     def skip_learning(self) -> None:
-        """End one iteration of the loop that brought nothing to learn from."""
+        """End an iteration of the loop without an update."""
         self._end_iteration()
         self.do_due_work()
 
@@ -214,13 +215,13 @@ class TrainingSession:
         self._due = [name for name, interval in self._intervals if crosses(interval, before, self.iterated_at)]
 
     def do_due_work(self) -> None:
-        """Log, evaluate and save, as far as it is due; what a signal cuts short stays due in the checkpoint."""
+        """Log, evaluate and save if due; work that a signal interrupts stays due in the checkpoint."""
         while self._due and not self.interrupted():
             {"log": self.log, "evaluate": self.evaluate, "save": self.save}[self._due[0]]()
         if self._checkpoint_overdue():
             self.save()
 
-    def _done(self, name: str) -> None:
+    def _mark_done(self, name: str) -> None:
         self._due = [other for other in self._due if other != name]
 
     def log(self) -> None:
@@ -237,13 +238,13 @@ class TrainingSession:
         trained = {name: value for name, value in self.state.metrics.items() if not name.startswith("eval/")}
         self._run.logger.log_metrics(trained, step=step)
         self._run.logger.log_digest(digest([self.parts.learner.state_dict(), self.parts.collector.obs]), step=step)
-        self._done("log")
-        self._check_mode()
+        self._mark_done("log")
+        self._check_compile_mode()
         if not self.parts.collector.has_all_samples:
             self.parts.collector.begin_samples()
 
-    def _check_mode(self) -> None:
-        """Correct the note of a resume if the updates, which were compiled before, cannot be compiled here."""
+    def _check_compile_mode(self) -> None:
+        """Correct the resume note if updates were compiled before the resume but cannot be compiled here."""
         note = self.state.resumed
         if note is None or not self.was_compiled or EAGER_NOW in note.reasons:
             return
@@ -253,10 +254,10 @@ class TrainingSession:
             warnings.warn(str(self.state.resumed), stacklevel=2)
 
     def evaluate(self) -> None:
-        """Play evaluation episodes, unless this very state was evaluated before; keep the best checkpoint."""
+        """Play evaluation episodes, unless this step was evaluated already, and keep the best checkpoint."""
         step = self.state.global_step
         if self.config.eval_episodes == 0 or self._evaluated_at == step:
-            self._done("evaluate")
+            self._mark_done("evaluate")
             return
         started = perf_counter()
         result = self.evaluator.evaluate(
@@ -267,7 +268,7 @@ class TrainingSession:
             return
         metrics = result.metrics
         self._evaluation, self._evaluated_at = metrics, step
-        self._done("evaluate")
+        self._mark_done("evaluate")
         named: MetricDict = {
             "eval/mean_reward": metrics["eval_return_mean"],
             "eval/std_reward": metrics["eval_return_std"],
@@ -284,7 +285,7 @@ class TrainingSession:
 
     def _keep_best(self, mean_return: float) -> None:
         best = self.state.best_return
-        # Finite rewards may add up to an infinite return, which would stay the best one for good.
+        # Finite rewards may add up to an infinite return, which would stay the best one forever.
         if math.isfinite(mean_return) and (best is None or mean_return > best):
             self.state.best_return = mean_return
             self._write_checkpoint(name=BEST_NAME)
@@ -294,8 +295,8 @@ class TrainingSession:
         return limit > 0.0 and time.monotonic() - self._saved_at_time >= limit
 
     def save(self) -> None:
-        """Write a checkpoint of this state, unless it is saved already, and remove old ones."""
-        self._done("save")
+        """Write a checkpoint, unless this step is saved already, and remove old ones."""
+        self._mark_done("save")
         if self._saved_at_step == self.state.global_step:
             return
         self._checkpoint_path = self._write_checkpoint(name=None)
@@ -348,7 +349,7 @@ class TrainingSession:
         best = saved.best_return
         self.state.best_return = best if best is not None and math.isfinite(best) else None
         self.state.metrics = dict(saved.metrics)
-        self._time_split.go_on_from(saved.metrics)
+        self._time_split.load_metrics(saved.metrics)
         self._evaluation, self._evaluated_at = dict(saved.evaluation), saved.evaluated_at
         self._logged_at_step, self.iterated_at = saved.logged_at, saved.iterated_at
         self._due = list(saved.due)
@@ -356,7 +357,7 @@ class TrainingSession:
         self.callbacks.load_state_dict(saved.callbacks)
 
     def final_metrics(self) -> MetricDict:
-        """What a `TrainResult` reports."""
+        """Return the metrics of the `TrainResult`."""
         counts: MetricDict = {
             "global_step": self.state.global_step,
             "num_updates": self.state.num_updates,
@@ -369,7 +370,7 @@ class TrainingSession:
         self._run.note(global_step=self.state.global_step, best_return=self.state.best_return)
 
     def finish(self) -> None:
-        """End the run after its loop: evaluate, log, save, and announce it."""
+        """End the run after its loop: evaluate, log, save, and call the callbacks."""
         cut_short = self.iterated_at < self.config.total_timesteps
         if not (cut_short and self.interrupted()):
             self._due += ["evaluate", "log"] if self._logged_at_step != self.state.global_step else ["evaluate"]
@@ -379,25 +380,25 @@ class TrainingSession:
         self._end("interrupted" if self.interrupted() else status)
 
     def fail(self, error: BaseException) -> None:
-        """An exception ended the loop: save what can be saved, and tell everybody; the caller raises the error."""
+        """End the run after an exception: save what can be saved, and call the callbacks; the caller re-raises."""
         note = describe_error(error)
         if isinstance(error, NonFiniteUpdateError):
-            self._attempt(partial(self._keep_failed_step, error))
-        if not isinstance(error, KeyboardInterrupt):  # a second Ctrl-C wants out at once, without saving
-            if not self._half_learnt and error is not self._failed_save:
+            self._attempt(partial(self._save_failed_step, error))
+        if not isinstance(error, KeyboardInterrupt):  # after a second Ctrl-C, end at once without saving
+            if not self._updating and error is not self._failed_save:
                 self._attempt(self.save)
             self._attempt(lambda: self._end("failed", error=note))
         else:
             self._attempt(lambda: self._end("interrupted", error=note))
 
     def rescue(self, error: BaseException) -> None:
-        """Do as `fail` does, called from another thread while the run's own thread is stuck in an env."""
+        """End the run like `fail`, but from another thread while the run's own thread hangs in an env."""
         self._count_collected()
         self.fail(error)
         self._attempt(self._run.close)
 
-    def _keep_failed_step(self, error: NonFiniteUpdateError) -> None:
-        """Save what the gradient step that was refused depends on, to be looked at."""
+    def _save_failed_step(self, error: NonFiniteUpdateError) -> None:
+        """Save the inputs of the rejected gradient step so that it can be inspected later."""
         state = CheckpointState(
             algorithm_state=self.parts.learner.state_dict(),
             buffer_state={"step": vars(error.step)},
@@ -408,14 +409,14 @@ class TrainingSession:
         save_checkpoint(self._run.run_context.failure_path, state)
 
     def _attempt(self, action: Callable[[], object]) -> None:
-        """Do what can still be done for a run that failed; its first error is the one to raise."""
+        """Run an action for a run that failed; warn if it fails too, because the first error is the one to raise."""
         try:
             action()
         except Exception as error:
             warnings.warn(f"while ending the failed run: {error!r}", stacklevel=3)
 
     def result(self) -> TrainResult:
-        """Return where the run lies and what it ended with."""
+        """Return the run directory, the newest checkpoint, the final metrics and the status."""
         return TrainResult(self.state.run_dir, self._checkpoint_path, self.final_metrics(), self._status)
 
     def _end(self, status: Status, **notes: str) -> None:
@@ -430,7 +431,7 @@ class TrainingSession:
             wall_seconds=round(self._earlier_seconds + time.monotonic() - self._started_at_time, 3),
             **notes,
         )
-        if not self._announced_end:  # a callback that fails in on_train_end must not bring it about again
+        if not self._announced_end:  # if a callback fails in on_train_end, the event must not be repeated
             self._announced_end = True
             self.callbacks.on_train_end(self.state, result)
 

@@ -13,17 +13,17 @@ from rl_training.experiment.checkpointing import step_checkpoints
 from rl_training.runtime.session import TrainingSession
 from rl_training.signals import handling_stop_signals, is_waiting_for_others, reported_signal
 
-_PATIENCE_SECONDS = 4.0  # who sends SIGTERM sends SIGKILL some seconds later
-_LOOK_SECONDS = 0.25  # between two looks at what a signal is waiting for
-_LONGEST_LOOK = 2.0  # seconds that count of a longer time between two looks: the process was stopped (Ctrl-Z)
+_MAX_WORK_SECONDS = 4.0  # SIGKILL usually follows SIGTERM after some seconds
+_CHECK_SECONDS = 0.25  # between two checks while a signal waits for the loop
+_MAX_COUNTED_SECONDS = 2.0  # a longer gap between two checks counts as this long: the process was stopped (Ctrl-Z)
 
 
 class _StopRequest:
-    """Handlers for stop signals: they ask the loop to stop and save, and end work that does not reach such a point."""
+    """Handlers for stop signals: they ask the loop to stop and save, and interrupt work that takes too long."""
 
     def __init__(self, session: TrainingSession) -> None:
         self._session = session
-        self._waited = self._looked_at = 0.0
+        self._waited = self._checked_at = 0.0
         self._ended_wait = False
 
     def receive(self, number: int, frame: FrameType | None) -> None:
@@ -31,31 +31,31 @@ class _StopRequest:
         del frame
         session = self._session
         if session.signal_number is not None:
-            self._give_up("a second signal came")
+            self._interrupt("a second signal came")
         session.signal_number = reported_signal(number)
         session.state.request_stop(signal.Signals(number).name)
-        self._looked_at = time.monotonic()
-        signal.setitimer(signal.ITIMER_REAL, _LOOK_SECONDS, _LOOK_SECONDS)
+        self._checked_at = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, _CHECK_SECONDS, _CHECK_SECONDS)
 
-    def look(self, number: int, frame: FrameType | None) -> None:
+    def check(self, number: int, frame: FrameType | None) -> None:
         """Interrupt a wait for another process, or work that still runs some seconds after the signal."""
         del number, frame
-        if self._session.signal_number is None:  # somebody else's alarm
+        if self._session.signal_number is None:  # an alarm of other code
             return
         now = time.monotonic()
-        self._waited += min(now - self._looked_at, _LONGEST_LOOK)
-        self._looked_at = now
+        self._waited += min(now - self._checked_at, _MAX_COUNTED_SECONDS)
+        self._checked_at = now
         if self._session.saving:
             self._waited = 0.0
             return
         if is_waiting_for_others() and not self._ended_wait:
-            self._ended_wait = True  # once: the end of the other process is waited for in its turn
-            self._give_up("the update was waiting for another process")
-        if self._waited >= _PATIENCE_SECONDS:
+            self._ended_wait = True  # only once: the cleanup waits for the other process too
+            self._interrupt("the update was waiting for another process")
+        if self._waited >= _MAX_WORK_SECONDS:
             self._waited = 0.0
-            self._give_up(f"the current work did not end within {_PATIENCE_SECONDS:g} s")
+            self._interrupt(f"the current work did not end within {_MAX_WORK_SECONDS:g} s")
 
-    def _give_up(self, reason: str) -> NoReturn:
+    def _interrupt(self, reason: str) -> NoReturn:
         session = self._session
         saved = step_checkpoints(session.state.run_dir / "checkpoints")
         checkpoint = saved[0].name if saved else "the start"
@@ -73,7 +73,7 @@ def stop_signals(session: TrainingSession) -> Iterator[None]:
         yield  # only the main thread may handle signals
         return
     request = _StopRequest(session)
-    before = signal.signal(signal.SIGALRM, request.look)
+    before = signal.signal(signal.SIGALRM, request.check)
     try:
         with handling_stop_signals(request.receive):
             yield

@@ -1,4 +1,4 @@
-"""How many threads a learner's matrix products deserve: `num_threads: auto` tries one and all cores, and compares."""
+"""Choose the number of threads for `num_threads: auto`, by timing a matrix product with one thread and all cores."""
 
 import math
 import time
@@ -12,12 +12,12 @@ from rl_training.runtime.run_utils import limited_threads
 
 _TRIALS = 15
 _TRIAL_SECONDS = 2e-3
-_MOST_ROWS, _MOST_WIDTH = 2_048, 1_024  # tried at most: larger products need no other answer, only more time and memory
-_WORTH = 1.3  # how many times as fast several threads must be: they cost the other processes of the machine their cores
+_MAX_ROWS, _MAX_WIDTH = 2_048, 1_024  # of the timed product: larger ones take more time and memory for the same answer
+_MIN_SPEEDUP = 1.3  # several threads must be this many times as fast, because they take cores from other processes
 
 
 def resolve_threads(config: TrainConfig, params: LearnerParams) -> tuple[TrainConfig, str | None]:
-    """The config with `num_threads: auto` decided, and why it was decided so."""
+    """Return the config with `num_threads: auto` replaced by a choice, and the reason for the choice."""
     if config.num_threads != "auto":
         return config, None
     threads, reason = choose_threads(params.rows_per_step, max(params.hidden_sizes), available_cores())
@@ -25,17 +25,17 @@ def resolve_threads(config: TrainConfig, params: LearnerParams) -> tuple[TrainCo
 
 
 def choose_threads(rows: int, width: int, cores: int) -> tuple[int, str]:
-    """One thread or all cores, by the better time for the product of `rows` features with a square layer."""
+    """Choose one thread or all cores by timing the product of `rows` features with a square layer."""
     if cores == 1:
         return 1, "one core"
-    rows, width = min(rows, _MOST_ROWS), min(width, _MOST_WIDTH)
+    rows, width = min(rows, _MAX_ROWS), min(width, _MAX_WIDTH)
     one, many = (_product_seconds(rows, width, threads) for threads in (1, cores))
     reason = f"a product of {rows}x{width} with {width}x{width} takes {1e6 * one:.0f} us on 1 thread, "
-    return cores if one > _WORTH * many else 1, f"{reason}{1e6 * many:.0f} us on {cores}"
+    return cores if one > _MIN_SPEEDUP * many else 1, f"{reason}{1e6 * many:.0f} us on {cores}"
 
 
 def _product_seconds(rows: int, width: int, threads: int) -> float:
-    """The best of several trials, since others may use the machine too."""
+    """Return the fastest of several trials, because other programs may slow some of them down."""
     features, weights, products = torch.ones(rows, width), torch.ones(width, width), torch.empty(rows, width)
     best = math.inf
     with limited_threads(threads):

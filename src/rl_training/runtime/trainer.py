@@ -1,4 +1,4 @@
-"""What training looks like from outside: a `Trainer` gives a `TrainResult`; callbacks receive a `TrainerState`."""
+"""The interface of training: a `Trainer` returns a `TrainResult`, and callbacks receive a `TrainerState`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ Status = Literal["completed", "stopped", "interrupted", "failed"]
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Where a run lies, its newest checkpoint, and its final numbers."""
+    """The directory of a run, its newest checkpoint and its final metrics."""
 
     run_dir: Path
     checkpoint_path: Path
@@ -44,13 +44,13 @@ class TrainerState:
     best_return: float | None = None
     """Best mean return of an evaluation so far."""
     metrics: MetricDict = field(default_factory=dict)
-    """The newest value of everything that is logged."""
+    """The newest value of every logged metric."""
     stop_reason: str | None = None
     resumed: ResumeNote | None = None
-    """From where this run went on, if it did."""
+    """The note about the resume, if this run was resumed."""
     decisions: dict[str, str] = field(default_factory=dict)
-    """By field of the config that said `auto`: what it came to, and why."""
+    """The value chosen for each config field set to `auto`, and the reason, by field."""
 
     def request_stop(self, reason: str) -> None:
-        """End training after the running iteration; the first reason given counts."""
+        """End training after the current iteration; if called again, the first reason is kept."""
         self.stop_reason = self.stop_reason or reason

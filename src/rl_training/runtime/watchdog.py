@@ -1,4 +1,4 @@
-"""A watchdog for env calls in this process: it ends calls that hang or would end the process, and saves the run.
+"""A watchdog for env calls in this process: it ends calls that hang or that try to exit, and saves the run.
 
 It cannot act when C code hangs while it holds Python's global lock, when C code exits the process, or when an env
 imported `_exit` by name. Only worker processes (`vectorization: async`) protect a run from those.
@@ -26,13 +26,13 @@ _TICK_SECONDS = 0.25
 _SHORTEST_TICK = 0.01
 _GRACE_SECONDS = 3.0  # for the thread to react to an interrupt
 _SAVING_SECONDS = 60.0
-_INTERRUPT = signal.SIGURG  # ignored by default, so that one that comes late does no harm
+_INTERRUPT = signal.SIGURG  # ignored by default, so that a late one does no harm
 _DEBUGGERS = ("bdb", "pdb", "pydevd")
-_FAILED = 1
+_FAILURE_EXIT_CODE = 1
 
 
 def _save_nothing(error: EnvironmentStepError) -> None:
-    """There is no run yet, or none at all."""
+    """Do nothing, because there is no run to save."""
     del error
 
 
@@ -44,8 +44,8 @@ class _Call:
     locate: Callable[[int], str]
     index: int
 
-    def goes_on(self) -> bool:
-        """Whether this very call is still running."""
+    def is_running(self) -> bool:
+        """Return whether this call is still running."""
         return self.calls.running is self.locate and self.calls.index == self.index
 
 
@@ -53,13 +53,13 @@ class Watchdog:
     """Watches env calls of the thread that enters it, from a thread of its own.
 
     A call that takes too long is interrupted by a signal, whose handler raises `EnvInterrupt` inside the env. If the
-    call goes on all the same, or if it does not run in the main thread, `rescue` saves the run and the process ends.
-    Time is counted in ticks, so that a process which was stopped for an hour has waited one tick.
+    call still continues, or if it does not run in the main thread, `rescue` saves the run and the process ends.
+    Time is counted in ticks, so that a process that was stopped for an hour has waited one tick.
     """
 
     def __init__(self, config: TrainConfig, watched: Iterable[EnvCalls]) -> None:
         self.rescue: Callable[[EnvironmentStepError], None] = _save_nothing
-        """Saves the run from the watchdog's thread; the caller sets it once there is a run."""
+        """A function that saves the run from the watchdog's thread; the caller sets it once there is a run."""
         self._watched = list(watched)
         self._limit = config.step_timeout or _STEP_TIMEOUT
         self._tick = min(_TICK_SECONDS, max(self._limit / 4.0, _SHORTEST_TICK))
@@ -77,7 +77,7 @@ class Watchdog:
         self._watched.append(calls)
 
     def __enter__(self) -> Self:
-        if self._in_main_thread:  # only there may handlers be set, and only there do they run
+        if self._in_main_thread:  # handlers can be set, and run, only there
             self._handler = signal.signal(_INTERRUPT, self._interrupt)
         self._exit, os._exit = os._exit, self._refuse_exit
         self._thread.start()
@@ -93,7 +93,7 @@ class Watchdog:
             signal.signal(_INTERRUPT, self._handler)
 
     def _refuse_exit(self, status: int) -> NoReturn:
-        """Stand in for `os._exit`: an env may not end the process; forked children and all others may."""
+        """Replace `os._exit`: an env call may not end this process, but forked children and other code may."""
         ours = (os.getpid(), threading.get_ident()) == (self._process_id, self._thread_id)
         if ours and self._running_call() is not None:
             raise EnvInterrupt(f"it called os._exit({status})")
@@ -102,18 +102,18 @@ class Watchdog:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         """Handle the watchdog's signal in the main thread, unless the call has ended in the meantime."""
         del number, frame
-        if self._overdue is not None and self._overdue.goes_on():
+        if self._overdue is not None and self._overdue.is_running():
             raise EnvInterrupt(self._hang_text(self._overdue.calls))
 
     def _hang_text(self, calls: EnvCalls) -> str:
         seconds = calls.patience * self._limit
-        return f"no answer within {seconds:g} s; raise step_timeout={self._limit:g} if it may take so long"
+        return f"no answer within {seconds:g} s; raise step_timeout={self._limit:g} if it needs more time"
 
     def _run(self) -> None:
         waited, grace = 0, self._ticks(_GRACE_SECONDS)
         current: _Call | None = None
         while not self._closed.wait(self._tick):
-            if current is None or not current.goes_on():
+            if current is None or not current.is_running():
                 waited, current = 0, self._running_call()
                 continue
             waited += 1
@@ -127,7 +127,7 @@ class Watchdog:
                 else:
                     waited += grace
             if waited >= allowed + grace:
-                self._give_up(current)
+                self._save_and_exit(current)
 
     def _ticks(self, seconds: float) -> int:
         return max(round(seconds / self._tick), 1)
@@ -140,7 +140,7 @@ class Watchdog:
         return None
 
     def _in_debugger(self) -> bool:
-        """Whether somebody looks at the env through a debugger, and takes the time it takes."""
+        """Return whether the thread is in a debugger, where a call may take any time."""
         frame = sys._current_frames().get(self._thread_id)
         while frame is not None:
             if str(frame.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS:
@@ -148,18 +148,18 @@ class Watchdog:
             frame = frame.f_back
         return False
 
-    def _give_up(self, call: _Call) -> None:
-        """Save the run as it was before the call, and end the process: the call cannot be ended."""
+    def _save_and_exit(self, call: _Call) -> None:
+        """Save the run in its state before the call, and end the process, because the call cannot be interrupted."""
         call.calls.abandoned = True
-        if not call.goes_on():
+        if not call.is_running():
             call.calls.abandoned = False
             return
         error = EnvironmentStepError(f"{call.locate(call.index)}: {self._hang_text(call.calls)}")
         saving = threading.Thread(target=self.rescue, args=(error,), daemon=True)
         saving.start()
         saving.join(_SAVING_SECONDS)
-        traceback.print_stack(sys._current_frames().get(self._thread_id))  # the env's author needs it
+        traceback.print_stack(sys._current_frames().get(self._thread_id))  # for the author of the env
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.stdout.flush()
-        kill_descendants(self._process_id)  # what the env has started: nothing else runs at this exit
-        self._exit(_FAILED)
+        kill_descendants(self._process_id)  # no exit handler runs, so end what the env has started
+        self._exit(_FAILURE_EXIT_CODE)

@@ -1,4 +1,4 @@
-"""Evaluating, resuming, verifying and replaying what is on disk, for every registered algorithm."""
+"""Evaluate, resume, verify and replay runs on disk, for every registered algorithm."""
 
 import math
 import os
@@ -40,18 +40,18 @@ from rl_training.runtime.run_utils import limited_threads
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
 
-_VERIFIED_DIGESTS = 3  # as many steps of the log are repeated
+_VERIFIED_DIGESTS = 3  # logged digests that a verification compares
 
 
 @dataclass(frozen=True)
 class Fork:
-    """A checkpoint that continues in a new run directory."""
+    """A checkpoint that is continued in a new run directory."""
 
     config: TrainConfig
     state: CheckpointState
 
     def train(self, run_suffix: str | None = None, callbacks: Iterable[Listener] | None = None) -> TrainResult:
-        """Go on to the end."""
+        """Train to the end."""
         return get_algorithm_spec(self.config.algo).train_fn(
             self.config, run_suffix=run_suffix, checkpoint_state=self.state, callbacks=callbacks
         )
@@ -59,7 +59,7 @@ class Fork:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that has used up its budget and owes nothing."""
+    """A run that has used up its budget and has no work left."""
 
     result: TrainResult
 
@@ -71,22 +71,22 @@ class Finished:
 
 @dataclass(frozen=True)
 class Continuation:
-    """A run that goes on in its own directory. What it goes on from is read by `train`, which holds the run's lock."""
+    """A run that is continued in its own directory; `train` reads its checkpoint while it holds the run's lock."""
 
     run_dir: Path
     changes: Sequence[Layer]
     force: bool
 
     def check(self) -> "Continuation | Finished":
-        """Return what is to be done; refuse a run in use, a damaged one, and a config that does not fit."""
+        """Return self, or the result of a finished run; refuse a run in use, a damaged run and an invalid config."""
         RunLock(self.run_dir).check_free()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `train` gives them
+            warnings.simplefilter("ignore")  # `train` repeats them
             found = self._read(open_without_experience)
         return found if isinstance(found, Finished) else self
 
     def train(self, run_suffix: str | None = None, callbacks: Iterable[Listener] | None = None) -> TrainResult:
-        """Go on to the end, if anything is left to do; the directory, and with it the suffix, stays."""
+        """Train to the end if work is left; `run_suffix` is not used, because the directory exists."""
         del run_suffix
         lock = RunLock(self.run_dir).acquire()
         try:
@@ -95,8 +95,8 @@ class Continuation:
                 return found.result
             config, state = found
             context = context_of(self.run_dir)
-            repair_metadata(context, _known_of(context, config, state))
-            _warn_of_edits(context, state)
+            repair_metadata(context, _metadata_from(context, config, state))
+            _warn_if_edited(context, state)
             train = get_algorithm_spec(config.algo).train_fn
             return train(config, checkpoint_state=state, callbacks=callbacks, lock=lock)
         finally:
@@ -106,26 +106,26 @@ class Continuation:
         context = context_of(self.run_dir)
         context.check_files()
         opened = read(self.run_dir)
-        state = _with_what_is_owed(opened.state, context)
+        state = _with_due_evaluation(opened.state, context)
         place = Layer("place", {"output_dir": str(_output_dir(state, self.run_dir))})
         config = _changed_config(state, [place, *self.changes], force=self.force)
-        done = _steps_when_used_up(state, config)
+        done = _steps_if_complete(state, config)
         if done is None:
             return config, state
         same_budget = config.total_timesteps in (done, checkpoint_config(state).total_timesteps)
         if not same_budget or _status(context) != "completed":
-            raise _used_up(config, done)
+            raise _budget_error(config, done)
         return Finished(TrainResult(self.run_dir, opened.path, _final_metrics(context, done)))
 
 
 def _output_dir(state: CheckpointState, run_dir: Path) -> Path:
-    """The directory that the run lies in, as the checkpoint names it unless the run was moved."""
+    """Return the parent of the run directory, spelled as in the checkpoint unless the run was moved."""
     saved = Path(str(state.config.get("output_dir", "")))
     return saved if saved.absolute() == run_dir.parent else run_dir.parent
 
 
-def _known_of(context: RunContext, config: TrainConfig, state: CheckpointState) -> dict[str, Any]:
-    """What a checkpoint knows of its run, under the names of `metadata.json`."""
+def _metadata_from(context: RunContext, config: TrainConfig, state: CheckpointState) -> dict[str, Any]:
+    """Return the entries of `metadata.json` that a checkpoint can restore."""
     return {
         "run_id": state.metadata.get("run_id", context.run_id),
         "algo": config.algo,
@@ -140,12 +140,12 @@ def _known_of(context: RunContext, config: TrainConfig, state: CheckpointState) 
 
 
 def checkpoint_config(state: CheckpointState) -> TrainConfig:
-    """The config that a checkpoint was trained with."""
+    """Return the config that a checkpoint was trained with."""
     return TrainConfig(**state.config)
 
 
 def load_agent(path: Path | str, *, best: bool = False) -> Agent:
-    """The agent of a checkpoint file, or of a run directory's newest intact (or best) one."""
+    """Load the agent of a checkpoint file, or of a run directory's newest intact (or best) checkpoint."""
     return _agent_of(open_without_experience(path, best=best).state)
 
 
@@ -155,35 +155,35 @@ def _agent_of(state: CheckpointState) -> Agent:
 
 
 def evaluate_checkpoint(path: Path | str, num_episodes: int = 10, *, best: bool = False) -> MetricDict:
-    """Play whole episodes with a saved agent."""
+    """Play complete episodes with a saved agent and return the metrics."""
     check_num_episodes(num_episodes)
     agent = load_agent(path, best=best)
     return get_algorithm_spec(agent.config.algo).evaluate_fn(agent, num_episodes)
 
 
 def continued_config(state: CheckpointState, changes: Sequence[Layer], *, force: bool = False) -> TrainConfig:
-    """The checkpoint's config with `changes`, later ones over earlier ones; the budget must lie beyond what is done.
+    """Return the checkpoint's config with `changes` applied in order; the budget must exceed the steps already done.
 
-    What would make it another run is refused, unless it is forced.
+    Changes that affect the course of the run are refused unless `force` is true.
     """
     config = _changed_config(state, changes, force=force)
-    done = _steps_when_used_up(state, config)
+    done = _steps_if_complete(state, config)
     if done is not None:
-        raise _used_up(config, done)
+        raise _budget_error(config, done)
     return config
 
 
 def _changed_config(state: CheckpointState, changes: Sequence[Layer], *, force: bool) -> TrainConfig:
     config = resolve_config([Layer("checkpoint", state.config), *changes]).config
     get_algorithm_spec(config.algo).resolve_params_fn(config)
-    binding = describe_training_differences(plain_config(checkpoint_config(state)), plain_config(config))
-    if binding and not force:
-        raise ConfigError(f"{'; '.join(binding)}: that would be another run; force it if this is what you want")
+    differences = describe_training_differences(plain_config(checkpoint_config(state)), plain_config(config))
+    if differences and not force:
+        raise ConfigError(f"{'; '.join(differences)}: this changes the course of the run; add --force to do it anyway")
     return config
 
 
-def _steps_when_used_up(state: CheckpointState, config: TrainConfig) -> int | None:
-    """Return how many env steps are done if they use up the config's budget and nothing is due, else none."""
+def _steps_if_complete(state: CheckpointState, config: TrainConfig) -> int | None:
+    """Return the number of env steps done if they use up the budget and no work is due, else none."""
     try:
         done, due = int(state.trainer_state["iterated_at"]), state.trainer_state["due"]
     except (KeyError, TypeError, ValueError):
@@ -191,28 +191,28 @@ def _steps_when_used_up(state: CheckpointState, config: TrainConfig) -> int | No
     return done if done >= config.total_timesteps and not due else None
 
 
-def _used_up(config: TrainConfig, done: int) -> ConfigError:
+def _budget_error(config: TrainConfig, done: int) -> ConfigError:
     return ConfigError(
-        f"total_timesteps={config.total_timesteps}: already trained for {done} steps; give a larger budget to go on"
+        f"total_timesteps={config.total_timesteps}: already trained for {done} steps; give a larger budget to continue"
     )
 
 
 def _final_metrics(context: RunContext, done: int) -> MetricDict:
-    """The metrics that a completed run ended with; NaN stands for numbers that JSON cannot express."""
+    """Return the final metrics of a completed run; numbers that JSON cannot express become NaN."""
     stored = read_metadata(context).get("metrics")
     known = stored if isinstance(stored, dict) else {}
     return {**{name: math.nan if value is None else value for name, value in known.items()}, "global_step": done}
 
 
 def budget_layer(total_timesteps: int | None) -> Layer:
-    """A new budget, or no change."""
+    """Return a config layer with a new budget, or an empty one."""
     return Layer("budget", {} if total_timesteps is None else {"total_timesteps": total_timesteps})
 
 
 def prepare_resume(
     path: Path | str, changes: Sequence[Layer], *, force: bool = False
 ) -> Continuation | Finished | Fork:
-    """Prepare to continue a run directory in place, or to fork a checkpoint file; refuse what cannot go on."""
+    """Prepare to continue a run directory in place, or to fork a checkpoint file; refuse what cannot be resumed."""
     prepared = _find_resume(Path(path), changes, force=force)
     return prepared.check() if isinstance(prepared, Continuation) else prepared
 
@@ -224,12 +224,14 @@ def _find_resume(given: Path, changes: Sequence[Layer], *, force: bool) -> Conti
     run_dir = (given.parent if given.name == "checkpoints" else given).absolute()
     if not os.path.lexists(run_dir / METADATA_FILE):
         open_without_experience(given)  # raises if there is no checkpoint
-        raise CheckpointError(f"{given} holds checkpoints but is no run directory; give one of the files to fork it")
+        raise CheckpointError(
+            f"{given} contains checkpoints but is not a run directory; give one of the files to fork it"
+        )
     return Continuation(run_dir, changes, force)
 
 
-def _with_what_is_owed(state: CheckpointState, context: RunContext) -> CheckpointState:
-    """A run killed between its last checkpoint and its end still owes its final evaluation and the news of its end."""
+def _with_due_evaluation(state: CheckpointState, context: RunContext) -> CheckpointState:
+    """Mark the final evaluation as due if the run was killed between its last checkpoint and its end."""
     progress = state.trainer_state
     used_up = progress.get("iterated_at", 0) >= state.config.get("total_timesteps", 0)
     if not used_up or progress.get("due") or _status(context) == "completed":
@@ -244,12 +246,12 @@ def _status(context: RunContext) -> object:
         return None
 
 
-def _warn_of_edits(context: RunContext, state: CheckpointState) -> None:
-    """Say so when somebody has changed `config.yaml`, because the checkpoint's own config is used."""
+def _warn_if_edited(context: RunContext, state: CheckpointState) -> None:
+    """Warn if `config.yaml` was edited, because the config of the checkpoint is used."""
     try:
         edits = describe_training_differences(state.config, {**state.config, **read_yaml(context.config_path).values})
     except ConfigError:
-        return  # gone or unreadable: it is written anew
+        return  # missing or unreadable: it is written again
     if edits:
         warnings.warn(
             f"{context.config_path} differs from the checkpoint, whose values are used ({'; '.join(edits)})",
@@ -263,13 +265,13 @@ def resume_training(
     run_suffix: str | None = None,
     callbacks: Iterable[Listener] | None = None,
 ) -> TrainResult:
-    """Go on from a checkpoint, to the old budget or a larger one; a run that is complete returns its result."""
+    """Continue from a checkpoint to the old budget or a larger one; a complete run returns its result."""
     return _find_resume(Path(path), [budget_layer(total_timesteps)], force=False).train(run_suffix, callbacks)
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The stored digests of a run's state that were computed again: at these steps they are equal, at those not."""
+    """The steps at which recomputed digests of a run's state are equal to the stored ones, or different."""
 
     resumed_from: int
     equal: tuple[int, ...]
@@ -283,21 +285,21 @@ class _StopAtStep(Callback):
         self.step = step
 
     def on_train_start(self, trainer: TrainerState) -> None:
-        """Nothing to do when the run is there already."""
-        self._look(trainer)
+        """Stop if the step is already reached."""
+        self._check_step(trainer)
 
     def on_update_end(self, trainer: TrainerState, result: object) -> None:
-        """Look at the step."""
+        """Stop if the step is reached."""
         del result
-        self._look(trainer)
+        self._check_step(trainer)
 
-    def _look(self, trainer: TrainerState) -> None:
+    def _check_step(self, trainer: TrainerState) -> None:
         if trainer.global_step >= self.step:
             trainer.request_stop(f"step {self.step} is reached")
 
 
 def verify_resume(run_dir: Path) -> Verification:
-    """Go on from a checkpoint in a throw-away directory, and compare with what the run itself stored on the way."""
+    """Continue from a checkpoint in a temporary directory, and compare the digests with those that the run stored."""
     context = context_of(run_dir)
     context.check_files()
     stored = read_digests(context)
@@ -319,8 +321,8 @@ def verify_resume(run_dir: Path) -> Verification:
             },
         )
         state = load_checkpoint(path)
-        in_force = Layer("run", _config_after(context, step_of(path), state))
-        config = continued_config(state, [in_force, quiet], force=True)
+        run_layer = Layer("run", _config_after(context, step_of(path), state))
+        config = continued_config(state, [run_layer, quiet], force=True)
         result = Fork(config, state).train(callbacks=[_StopAtStep(following[-1])])
         computed = read_digests(context_of(result.run_dir))
     equal = tuple(step for step in following if computed.get(step) == stored[step])
@@ -328,10 +330,10 @@ def verify_resume(run_dir: Path) -> Verification:
 
 
 def _config_after(context: RunContext, step: int, state: CheckpointState) -> dict[str, Any]:
-    """The config with which the run went on from its checkpoint at `step`.
+    """Return the config with which the run continued after its checkpoint at `step`.
 
-    A resume from there may have changed the budget or other values. The next checkpoint has them, and before that one
-    is written, only `config.yaml` has them.
+    A resume from that checkpoint may have changed the budget or other values. The next checkpoint contains them; until
+    it is written, only `config.yaml` does.
     """
     if step not in _resume_steps(context):
         return state.config
@@ -340,7 +342,7 @@ def _config_after(context: RunContext, step: int, state: CheckpointState) -> dic
 
 
 def _resume_steps(context: RunContext) -> list[int]:
-    """The env steps from which the run was resumed; none if its metadata is damaged."""
+    """Return the env steps from which the run was resumed; empty if its metadata is damaged."""
     try:
         return [note["step"] for note in read_metadata(context).get("resumed", [])]
     except (RunDirectoryError, LookupError, TypeError):
@@ -349,7 +351,7 @@ def _resume_steps(context: RunContext) -> list[int]:
 
 @dataclass(frozen=True)
 class FailedStep:
-    """A gradient step that a run refused, taken again; `message` is none when it is finite this time."""
+    """A rejected gradient step that was repeated; `message` is none if it is finite this time."""
 
     global_step: int
     step: GradientStep
@@ -357,12 +359,12 @@ class FailedStep:
 
 
 def replay_failed_step(run_dir: Path) -> FailedStep:
-    """Take the newest gradient step again that the run refused, with the learner as it was then."""
+    """Repeat the newest rejected gradient step of a run, with the learner in its state before the step."""
     context = context_of(run_dir)
     context.check_files()
     path = context.failure_path
     if not path.exists():
-        raise CheckpointError(f"{run_dir} holds no refused gradient step ({path.relative_to(run_dir)})")
+        raise CheckpointError(f"{run_dir} has no rejected gradient step ({path.relative_to(run_dir)})")
     state = load_checkpoint(path)
     agent = _agent_of(state)
     step = GradientStep(**state.buffer_state["step"])

@@ -1,4 +1,4 @@
-"""The checks that tell what to know of an environment before a long run."""
+"""All checks of an environment, to be run before a long training run."""
 
 import warnings
 from collections import Counter
@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rl_training.envs.checks import bounds, contract, processes, repeats, values
-from rl_training.envs.checks.findings import Check, Finding, Subject, guarded
+from rl_training.envs.checks.findings import Check, Finding, Subject, run_check
 from rl_training.envs.checks.recording import Recording, record
 
 _CONTRACT: dict[str, Check] = {"reset": contract.check_reset, "step": contract.check_step}
@@ -14,7 +14,7 @@ _CONTRACT: dict[str, Check] = {"reset": contract.check_reset, "step": contract.c
 
 @dataclass(frozen=True)
 class EnvReport:
-    """One finding per check, in the order in which they were made."""
+    """The findings of all checks, in the order in which the checks ran."""
 
     subject: Subject
     findings: list[Finding]
@@ -22,44 +22,44 @@ class EnvReport:
 
     @property
     def has_problem(self) -> bool:
-        """Whether anything would break training."""
+        """Whether any finding would break training."""
         return any(finding.status == "problem" for finding in self.findings)
 
     @property
     def exact_resume(self) -> str:
-        """Whether a stopped run would go on as if it had never been stopped."""
+        """Whether a resumed run would continue exactly like an uninterrupted one, and why."""
         for finding in self.findings:
             if finding.check == "exact resume":
                 verdict = "will hold" if finding.status == "ok" else "will not hold"
                 return f"{verdict}: {finding.found}"
-        return "not checked: mend the problems first"
+        return "not checked: fix the problems first"
 
 
 def check_environment(subject: Subject) -> EnvReport:
-    """Run every check; an env that cannot be made is an `EnvironmentSetupError`."""
+    """Run every check. Raises `EnvironmentSetupError` if the env cannot be made."""
     env = subject.make()
     time_limit = env.spec.max_episode_steps if env.spec else None
-    with suppress(Exception):  # the checks close their envs too, and tell when that fails
+    with suppress(Exception):  # the checks close their envs too, and report a failure
         env.close()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         findings: list[Finding] = []
         for name, check in _CONTRACT.items():
-            findings.append(guarded(name, check, subject))
-            if findings[-1].status == "problem":  # every later check would only repeat this
+            findings.append(run_check(name, check, subject))
+            if findings[-1].status == "problem":  # every later check would report the same problem
                 return EnvReport(subject, findings, None)
-        findings.append(guarded("api", contract.check_api, subject))
-        findings.append(guarded("spaces", contract.check_spaces, subject))
+        findings.append(run_check("api", contract.check_api, subject))
+        findings.append(run_check("spaces", contract.check_spaces, subject))
         trainable = findings[-1].status != "problem"
         recording = record(subject)
-        findings += _recorded(recording, time_limit)
-        findings += _repeated(subject, trainable=trainable)
-    findings += [_caught(caught), values.check_speed(recording)]
+        findings += _check_recording(recording, time_limit)
+        findings += _check_behaviour(subject, trainable=trainable)
+    findings += [_check_warnings(caught), values.check_speed(recording)]
     speed = recording.steps / recording.step_seconds if recording.step_seconds else None
     return EnvReport(subject, findings, speed)
 
 
-def _recorded(recording: Recording, time_limit: int | None) -> list[Finding]:
+def _check_recording(recording: Recording, time_limit: int | None) -> list[Finding]:
     return [
         values.check_run(recording),
         values.check_endings(recording, time_limit),
@@ -70,26 +70,26 @@ def _recorded(recording: Recording, time_limit: int | None) -> list[Finding]:
     ]
 
 
-def _repeated(subject: Subject, *, trainable: bool) -> list[Finding]:
-    """The checks that play on their own; those whose answer is known by then are left out."""
+def _check_behaviour(subject: Subject, *, trainable: bool) -> list[Finding]:
+    """Run the checks that play their own episodes; skip those that an earlier finding has decided."""
     findings = [
-        guarded("action bounds", bounds.check_bounds, subject),
-        guarded("seed", repeats.check_seed, subject),
+        run_check("action bounds", bounds.check_bounds, subject),
+        run_check("seed", repeats.check_seed, subject),
     ]
     if findings[-1].status == "ok":
         findings += [
-            guarded("reuse", repeats.check_reuse, subject),
-            guarded("copies", repeats.check_copies, subject),
-            guarded("seeds", repeats.check_seeds_differ, subject),
+            run_check("reuse", repeats.check_reuse, subject),
+            run_check("copies", repeats.check_copies, subject),
+            run_check("seeds", repeats.check_seeds_differ, subject),
         ]
-    findings.append(guarded("process", processes.check_process, subject))
+    findings.append(run_check("process", processes.check_process, subject))
     if trainable:
-        findings.append(guarded("exact resume", repeats.check_resume, subject))
+        findings.append(run_check("exact resume", repeats.check_resume, subject))
     return findings
 
 
-def _caught(caught: list[warnings.WarningMessage]) -> Finding:
-    """The warnings that the env gave while it was checked."""
+def _check_warnings(caught: list[warnings.WarningMessage]) -> Finding:
+    """Report the warnings that were raised during the checks."""
     deprecations = (DeprecationWarning, PendingDeprecationWarning)
     texts = [f"{each.category.__name__}: {each.message}" for each in caught if each.category not in deprecations]
     if not texts:
@@ -97,4 +97,4 @@ def _caught(caught: list[warnings.WarningMessage]) -> Finding:
     most_common, count = Counter(texts).most_common(1)[0]
     text = f"{most_common} ({count} times)"
     others = len(set(texts)) - 1
-    return Finding("warnings", "warning", f"{text}, and {others} others" if others else text, "mend their cause")
+    return Finding("warnings", "warning", f"{text}, and {others} others" if others else text, "fix their cause")

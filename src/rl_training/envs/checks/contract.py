@@ -1,4 +1,4 @@
-"""Whether an environment keeps to Gymnasium's interface, and which algorithms can train it."""
+"""Check that an environment follows Gymnasium's interface, and find the algorithms that can train it."""
 
 import re
 import warnings
@@ -16,57 +16,60 @@ from rl_training.envs.checks.recording import obs_fault
 from rl_training.envs.restore import AnyEnv
 from rl_training.errors import describe_error
 
-# Advice that does not apply here: actions are scaled to their bounds, and those of observations are not used.
-# The check of spaces tells of actions without bounds; that the env is wrapped is our own doing.
+# Advice that does not apply here: actions are scaled to their bounds, and the bounds of observations are not used.
+# `check_spaces` reports actions without bounds, and the wrapper around the env is `_CopyingWrapper`.
 _IRRELEVANT = ("value is -infinity", "value is infinity", "symmetric and normalized space", "the unwrapped version")
-_SHOWN = 160  # characters of a message
+_MAX_MESSAGE_LENGTH = 160  # characters
 
 
-def own_env(env: AnyEnv) -> AnyEnv:
-    """The environment as its author gives it, without the wrappers that `gymnasium.make` adds."""
+def without_make_wrappers(env: AnyEnv) -> AnyEnv:
+    """Return the environment without the wrappers that `gymnasium.make` adds."""
     while isinstance(env, (OrderEnforcing, TimeLimit)):
         env = env.env
     return env
 
 
 def check_reset(subject: Subject) -> Finding:
-    """Whether `reset(seed=...)` gives an observation of the space and a dict."""
+    """Check that `reset(seed=...)` returns an observation of the space and a dict."""
     remedy = "reset(self, *, seed=None, options=None) must return (obs, info)"
     with closing(subject.make()) as env:
-        result: Any = own_env(env).reset(seed=subject.first_seed)
+        result: Any = without_make_wrappers(env).reset(seed=subject.first_seed)
         if not isinstance(result, tuple) or len(result) != 2:
-            return Finding("reset", "problem", f"gave {_described(result)}, not (obs, info)", remedy)
+            return Finding("reset", "problem", f"returned {_describe_type(result)}, not (obs, info)", remedy)
         obs, info = result
         if not isinstance(info, dict):
-            return Finding("reset", "problem", f"info is {_described(info)}, not a dict", remedy)
+            return Finding("reset", "problem", f"info is {_describe_type(info)}, not a dict", remedy)
         fault = obs_fault(env.observation_space, obs)
     if fault is not None and fault.status == "problem":
         return Finding("reset", "problem", fault.found, fault.remedy)
-    return Finding("reset", "ok", "gives (obs, info), the observation is in its space")
+    return Finding("reset", "ok", "returns (obs, info), and the observation is in its space")
 
 
 def check_step(subject: Subject) -> Finding:
-    """Whether `step` gives five values, the last of them a dict."""
+    """Check that `step` returns five values, the last of them a dict."""
     remedy = "step(self, action) must return (obs, reward, terminated, truncated, info)"
     with closing(subject.make()) as env:
-        env = own_env(env)
+        env = without_make_wrappers(env)
         env.reset(seed=subject.first_seed)
         result: Any = env.step(next(random_actions(env.action_space, subject.seed, "contract")))
     if not isinstance(result, tuple) or len(result) != 5:
-        return Finding("step", "problem", f"gave {_described(result)}, not five values", remedy)
+        return Finding("step", "problem", f"returned {_describe_type(result)}, not five values", remedy)
     if not isinstance(result[4], dict):
-        return Finding("step", "problem", f"info is {_described(result[4])}, not a dict", remedy)
-    return Finding("step", "ok", "gives (obs, reward, terminated, truncated, info)")
+        return Finding("step", "problem", f"info is {_describe_type(result[4])}, not a dict", remedy)
+    return Finding("step", "ok", "returns (obs, reward, terminated, truncated, info)")
 
 
-def _described(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     return f"a value of type {type(value).__name__}"
 
 
-class _Copies(Wrapper[Any, Any, Any, Any]):
-    """Hands copies on, in the declared type: reused arrays and wide floats are harmless here, and have own checks."""
+class _CopyingWrapper(Wrapper[Any, Any, Any, Any]):
+    """Wrapper that copies everything and converts observations to the declared type.
+
+    Reused arrays and wider floats have checks of their own, so Gymnasium's checker must not see them.
+    """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
@@ -86,18 +89,18 @@ class _Copies(Wrapper[Any, Any, Any, Any]):
 
 
 def check_api(subject: Subject) -> Finding:
-    """What Gymnasium's own checker says."""
+    """Run Gymnasium's own checker."""
     remedy = "see https://gymnasium.farama.org/api/env"
     with warnings.catch_warnings(record=True) as caught, closing(subject.make()) as env:
         warnings.simplefilter("always")
-        # The checker resets without a seed and draws an action from the space itself: both begin from known states.
+        # The checker resets without a seed and samples the action space: seed both here, so that it is repeatable.
         env.action_space.seed(subject.first_seed)
         env.reset(seed=subject.first_seed)
         try:
-            check_env(_Copies(own_env(env)), skip_render_check=True, skip_close_check=True)
+            check_env(_CopyingWrapper(without_make_wrappers(env)), skip_render_check=True, skip_close_check=True)
         except Exception as error:
             text = _compact(str(error) if isinstance(error, AssertionError) else describe_error(error))
-            if "truncates after 1 step" not in text:  # unusual, but nothing here minds it
+            if "truncates after 1 step" not in text:  # unusual, but harmless here
                 return Finding("api", "problem", text, remedy)
     messages = [_compact(str(each.message)) for each in caught]
     relevant = list(dict.fromkeys(text for text in messages if not any(part in text for part in _IRRELEVANT)))
@@ -107,13 +110,13 @@ def check_api(subject: Subject) -> Finding:
 
 
 def _compact(message: str) -> str:
-    """One line without terminal colours, cut to a length that a table takes."""
+    """Return the message as one line without terminal colours, short enough for a table."""
     plain = " ".join(re.sub(r"\x1b\[\d*m", "", message).split()).removeprefix("WARN: ")
-    return plain if len(plain) <= _SHOWN else f"{plain[: _SHOWN - 3]}..."
+    return plain if len(plain) <= _MAX_MESSAGE_LENGTH else f"{plain[: _MAX_MESSAGE_LENGTH - 3]}..."
 
 
 def trainable_by(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> list[str]:
-    """The built-in algorithms that take these spaces."""
+    """Return the names of the built-in algorithms that support these spaces."""
     if not isinstance(observation_space, (spaces.Box, spaces.Discrete)):
         return []
     if isinstance(action_space, spaces.Discrete):
@@ -124,7 +127,7 @@ def trainable_by(observation_space: spaces.Space[Any], action_space: spaces.Spac
 
 
 def check_spaces(subject: Subject) -> Finding:
-    """Which algorithms can train these spaces."""
+    """Report which algorithms can train with these spaces."""
     with closing(subject.make()) as env:
         observation_space, action_space = env.observation_space, env.action_space
     kinds = f"{type(observation_space).__name__} observations, {type(action_space).__name__} actions"
@@ -134,8 +137,8 @@ def check_spaces(subject: Subject) -> Finding:
             "observations must be Box or Discrete, actions Discrete or Box of floats: wrap the env, "
             "for example with gymnasium.wrappers.FlattenObservation"
         )
-        return Finding("spaces", "problem", f"{kinds}: no algorithm trains these", remedy)
+        return Finding("spaces", "problem", f"{kinds}: no algorithm supports these", remedy)
     if isinstance(action_space, spaces.Box) and not action_space.is_bounded():
         remedy = "declare finite bounds, so that sac can train it and ppo can scale its actions"
-        return Finding("spaces", "warning", f"{kinds} without finite bounds: ppo alone", remedy)
-    return Finding("spaces", "ok", f"{kinds}: {' and '.join(algorithms)} can train these")
+        return Finding("spaces", "warning", f"{kinds} without finite bounds: trainable only with ppo", remedy)
+    return Finding("spaces", "ok", f"{kinds}: trainable with {' and '.join(algorithms)}")

@@ -1,4 +1,4 @@
-"""What the checks of an environment are given, what they give back, and the actions that they try."""
+"""The input and output of environment checks, and the random actions that they try."""
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -14,12 +14,12 @@ from rl_training.streams import derive_seed
 
 Status = Literal["ok", "warning", "problem"]
 
-_SHORT = 200  # steps of the checks that play the same actions several times
+_MAX_SHORT_STEPS = 200
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found: a problem breaks training, a warning is worth a look before a long run."""
+    """The result of one check. A problem breaks training; a warning should be looked at before a long run."""
 
     check: str
     status: Status
@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Subject:
-    """The environment to check, and how much of it to look at."""
+    """The environment to check, with the number of steps to play and the seed."""
 
     env_id: str
     env_kwargs: dict[str, Any]
@@ -38,8 +38,8 @@ class Subject:
 
     @property
     def short_steps(self) -> int:
-        """Steps for the checks that play the same actions several times."""
-        return min(self.steps, _SHORT)
+        """The number of steps in checks that play the same actions several times."""
+        return min(self.steps, _MAX_SHORT_STEPS)
 
     @property
     def first_seed(self) -> int:
@@ -47,23 +47,23 @@ class Subject:
         return derive_seed(self.seed, "check_env/first")
 
     def make(self) -> AnyEnv:
-        """A fresh copy; the caller closes it."""
+        """Make a fresh env; the caller closes it."""
         return make_single_env(self.env_id, self.env_kwargs)
 
 
 Check = Callable[[Subject], Finding]
 
 
-def guarded(name: str, check: Check, subject: Subject) -> Finding:
-    """What `check` finds; an env that raises meanwhile is itself a problem."""
+def run_check(name: str, check: Check, subject: Subject) -> Finding:
+    """Return the finding of `check`; an exception is reported as a problem."""
     try:
         return check(subject)
     except Exception as error:  # an env may raise anything
-        return Finding(name, "problem", describe_error(error), "let the environment take this without raising")
+        return Finding(name, "problem", describe_error(error), "make sure that the environment does not raise here")
 
 
 def random_actions(space: spaces.Space[Any], seed: int, purpose: str) -> Iterator[Any]:
-    """Actions without end, from a stream of their own; the env's own space draws nothing."""
+    """Yield random actions without end; the generator of the env's own space is not used."""
     sampler = deepcopy(space)
     sampler.seed(derive_seed(seed, f"check_env/{purpose}"))
     while True:

@@ -1,4 +1,4 @@
-"""Driving an environment with random actions, and noting what is wrong with what it gives."""
+"""Play an environment with random actions and record faults in what it returns."""
 
 import math
 import time
@@ -17,13 +17,13 @@ from rl_training.envs.restore import AnyEnv, same_values
 from rl_training.errors import describe_error
 from rl_training.streams import derive_seed
 
-_WATCHED = 8  # observations that are watched after they were returned: an env may cycle through a few buffers
-_ROUNDING = 1e-5  # relative; an observation that misses its bounds by less is not outside
+_NUM_WATCHED = 8  # newest observations that are checked for later changes: an env may cycle through a few buffers
+_ROUNDING = 1e-5  # relative; an observation may exceed its bounds by this much
 
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """One whole episode."""
+    """One complete episode."""
 
     length: int
     episode_return: float
@@ -33,26 +33,26 @@ class EpisodeRecord:
 
 @dataclass
 class Recording:
-    """What an env gave under random actions."""
+    """Statistics and faults of an env under random actions."""
 
     steps: int = 0
     step_seconds: float = 0.0
     resets: int = 0
     reset_seconds: float = 0.0
     rewards: list[float] = field(default_factory=list)
-    """The finite ones."""
+    """All finite rewards."""
     episodes: list[EpisodeRecord] = field(default_factory=list)
     largest: npt.NDArray[np.float64] | None = None
-    """Per component of a Box observation of numbers that are not pixels, its largest magnitude."""
+    """The largest magnitude of each component of a Box observation; none for pixels and other spaces."""
     notes: dict[tuple[str, Status], Finding] = field(default_factory=dict)
-    """The first fault of each check and status."""
+    """The first fault for each pair of check and status."""
     place: str = "before the first reset"
-    """Which step the env has reached."""
+    """The newest reset or step, for messages."""
     failure: str | None = None
-    """Where and how the env raised, if it did."""
+    """Where the env raised an exception, and which; none if it did not."""
 
     def note(self, fault: Finding | None, place: str | None = None) -> None:
-        """Keep a fault of this place, or of the step reached, unless there already is one like it."""
+        """Keep a fault with its place (by default the newest step) if it is the first of its check and status."""
         if fault is not None:
             located = replace(fault, found=f"{place or self.place}: {fault.found}")
             self.notes.setdefault((fault.check, fault.status), located)
@@ -64,18 +64,18 @@ def record(subject: Subject) -> Recording:
     try:
         with closing(subject.make()) as env:
             _Recorder(env, subject.seed, recording).play(subject.steps)
-    except Exception as error:  # what was seen until then still tells something
+    except Exception as error:  # what was recorded before is still useful
         recording.failure = f"{recording.place}: {describe_error(error)}"
     return recording
 
 
 class _Recorder:
-    """Plays an env, and looks at everything that it returns."""
+    """Plays an env and checks everything that it returns."""
 
     def __init__(self, env: AnyEnv, seed: int, recording: Recording) -> None:
         self.env, self.seed, self.recording = env, seed, recording
         self._length, self._return = 0, 0.0
-        self._watched: deque[tuple[Any, Any, str]] = deque()  # as returned, a copy of it, and where it was returned
+        self._watched: deque[tuple[Any, Any, str]] = deque()  # (returned, copy, place)
 
     def play(self, steps: int) -> None:
         actions = random_actions(self.env.action_space, self.seed, "recording")
@@ -124,7 +124,7 @@ class _Recorder:
         fault = obs_fault(self.env.observation_space, obs)
         self.recording.note(fault)
         self._watched.append((obs, deepcopy(obs), self.recording.place))
-        if len(self._watched) > _WATCHED:
+        if len(self._watched) > _NUM_WATCHED:
             self._unwatch()
         space = self.env.observation_space
         sound = fault is None or fault.status == "warning"
@@ -149,7 +149,7 @@ class _Recorder:
 
 
 def reward_fault(reward: Any) -> Finding | None:
-    """What is wrong with a reward, if anything is."""
+    """Return the fault of a reward; none if it is fine."""
     if np.ndim(reward) != 0:
         text = f"the reward has shape {np.shape(reward)}"
         return Finding("rewards", "problem", text, "return one number: float(reward)")
@@ -158,12 +158,12 @@ def reward_fault(reward: Any) -> Finding | None:
     except (TypeError, ValueError):
         return Finding("rewards", "problem", f"the reward is a {type(reward).__name__}", "return a float")
     if not math.isfinite(number):
-        return Finding("rewards", "problem", f"the reward is {number}", "keep rewards finite: training stops at these")
+        return Finding("rewards", "problem", f"the reward is {number}", "keep rewards finite: training stops otherwise")
     return None
 
 
 def flag_fault(name: str, flag: Any) -> Finding | None:
-    """What is wrong with `terminated` or `truncated`, if anything is."""
+    """Return the fault of a value of `terminated` or `truncated`; none if it is fine."""
     if isinstance(flag, (bool, np.bool_)):
         return None
     harmless = np.ndim(flag) == 0 and isinstance(flag, (int, float, np.number)) and flag in (0, 1)
@@ -172,29 +172,31 @@ def flag_fault(name: str, flag: Any) -> Finding | None:
 
 
 def obs_fault(space: spaces.Space[Any], obs: Any) -> Finding | None:
-    """What is wrong with an observation of this space, if anything is."""
+    """Return the fault of an observation of this space; none if it is fine."""
     if isinstance(space, spaces.Box):
         return _box_fault(space, obs)
     if space.contains(obs):
         return None
-    return Finding("observations", "problem", f"{obs!r} is not in {space}", "declare the space that is used")
+    return Finding(
+        "observations", "problem", f"{obs!r} is not in {space}", "declare the space that the env really uses"
+    )
 
 
 def _box_fault(space: spaces.Box, obs: Any) -> Finding | None:
     try:
         given = np.asarray(obs)
     except ValueError:  # rows of different lengths
-        return Finding("observations", "problem", "the observation is no array", f"return shape {space.shape}")
+        return Finding("observations", "problem", "the observation is not an array", f"return shape {space.shape}")
     if given.shape != space.shape:
-        text = f"shape {given.shape}, declared is {space.shape}"
+        text = f"shape {given.shape}, but the space declares {space.shape}"
         return Finding("observations", "problem", text, "return and declare the same shape")
     if not np.can_cast(given.dtype, space.dtype, "same_kind"):
-        text = f"type {given.dtype}, declared is {space.dtype}"
+        text = f"type {given.dtype}, but the space declares {space.dtype}"
         return Finding("observations", "problem", text, f"return obs.astype(np.{space.dtype})")
     if given.dtype.kind == "f" and not np.isfinite(given).all():
         component = np.argwhere(~np.isfinite(given))[0].tolist()
         text = f"component {component} is {given[tuple(component)]}"
-        return Finding("observations", "problem", text, "keep observations finite: training stops at these")
+        return Finding("observations", "problem", text, "keep observations finite: training stops otherwise")
     return _bounds_fault(space, given) or _dtype_fault(space, given)
 
 
@@ -205,12 +207,14 @@ def _bounds_fault(space: spaces.Box, given: npt.NDArray[Any]) -> Finding | None:
     if not outside.any():
         return None
     component = tuple(np.argwhere(outside)[0].tolist())
-    text = f"component {list(component)} is {given[component]}, declared are {low[component]} to {high[component]}"
+    text = (
+        f"component {list(component)} is {given[component]}, declared bounds are {low[component]} to {high[component]}"
+    )
     return Finding("observations", "problem", text, "widen the declared bounds, or clip")
 
 
 def _dtype_fault(space: spaces.Box, given: npt.NDArray[Any]) -> Finding | None:
     if given.dtype == space.dtype:
         return None
-    text = f"type {given.dtype}, declared is {space.dtype}"
-    return Finding("observations", "warning", text, f"return obs.astype(np.{space.dtype}); it is converted here")
+    text = f"type {given.dtype}, but the space declares {space.dtype}"
+    return Finding("observations", "warning", text, f"return obs.astype(np.{space.dtype}); training converts it")

@@ -1,4 +1,4 @@
-"""Whether an environment is a function of its seed and its actions: the same again, elsewhere, and after a resume."""
+"""Check that an environment is a function of its seed and its actions: in repeats, in copies and after a resume."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -16,46 +16,46 @@ from rl_training.streams import derive_seed
 
 _OTHER_EPISODES = 3
 _SEEDS = 5
-_DRAW_FROM_SEED = "draw from self.np_random alone, after super().reset(seed=seed)"
+_DRAW_FROM_SEED = "use only self.np_random for random numbers, after super().reset(seed=seed)"
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What an env showed after a reset or a step."""
+class EnvOutput:
+    """The output of an env after a reset or a step."""
 
     place: str
     obs: Any
     reward: Any = 0.0
     ended: tuple[bool, bool] = (False, False)
-    """Terminated, truncated."""
+    """(terminated, truncated)"""
 
 
-def play(env: AnyEnv, actions: Iterable[Any], seed: int) -> Iterator[Moment]:
-    """Play the actions, through as many episodes as they take; the seeds of all episodes follow from `seed`."""
+def play(env: AnyEnv, actions: Iterable[Any], seed: int) -> Iterator[EnvOutput]:
+    """Play the actions in as many episodes as needed; the seeds of the episodes are derived from `seed`."""
     episode, step = 0, 0
-    yield _begin(env, episode, seed)
+    yield _reset(env, episode, seed)
     for action in actions:
         obs, reward, terminated, truncated, _ = env.step(deepcopy(action))
         step += 1
         place = f"episode {episode}, step {step}"
-        yield Moment(place, deepcopy(obs), deepcopy(reward), (bool(terminated), bool(truncated)))
+        yield EnvOutput(place, deepcopy(obs), deepcopy(reward), (bool(terminated), bool(truncated)))
         if terminated or truncated:
             episode, step = episode + 1, 0
-            yield _begin(env, episode, seed)
+            yield _reset(env, episode, seed)
 
 
-def _begin(env: AnyEnv, episode: int, seed: int) -> Moment:
+def _reset(env: AnyEnv, episode: int, seed: int) -> EnvOutput:
     obs, _ = env.reset(seed=derive_seed(seed, "check_env/played", episode))
-    return Moment(f"episode {episode}, reset", deepcopy(obs))
+    return EnvOutput(f"episode {episode}, reset", deepcopy(obs))
 
 
-def difference(first: Iterable[Moment], second: Iterable[Moment]) -> str | None:
-    """Where two ways of playing the same actions part, and in what."""
+def find_mismatch(first: Iterable[EnvOutput], second: Iterable[EnvOutput]) -> str | None:
+    """Describe the first difference between two sequences of outputs; none if they are equal."""
     for one, other in zip_longest(first, second):
         if one is None or other is None:
-            return "one of them ended earlier"
+            return "one of them has fewer steps"
         if one.ended != other.ended:
-            return f"{one.place}: the episode ends in one of them"
+            return f"{one.place}: the episode ends in only one of them"
         if not same_values(one.obs, other.obs):
             return f"{one.place}: {_obs_difference(one.obs, other.obs)}"
         if not same_values(one.reward, other.reward):
@@ -74,69 +74,77 @@ def _actions(subject: Subject, env: AnyEnv, purpose: str = "playing") -> list[An
     return list(islice(random_actions(env.action_space, subject.seed, purpose), subject.short_steps))
 
 
-def _played(subject: Subject, seed: int) -> list[Moment]:
+def _play_fresh_env(subject: Subject, seed: int) -> list[EnvOutput]:
     with closing(subject.make()) as env:
         return list(play(env, _actions(subject, env), seed))
 
 
 def check_seed(subject: Subject) -> Finding:
-    """Whether two fresh envs show the same for the same seed and actions."""
-    parting = difference(_played(subject, subject.seed), _played(subject, subject.seed))
-    if parting is None:
+    """Check that two fresh envs behave the same for the same seed and actions."""
+    mismatch = find_mismatch(_play_fresh_env(subject, subject.seed), _play_fresh_env(subject, subject.seed))
+    if mismatch is None:
         return Finding("seed", "ok", f"the same seed and actions give the same {subject.short_steps} steps")
-    return Finding("seed", "problem", f"same seed and actions, {parting}", _DRAW_FROM_SEED)
+    return Finding("seed", "problem", f"same seed and actions, {mismatch}", _DRAW_FROM_SEED)
 
 
 def check_reuse(subject: Subject) -> Finding:
-    """Whether an env that has played other episodes shows the same as a fresh one."""
+    """Check that an env that has played other episodes behaves like a fresh one."""
     with closing(subject.make()) as env:
         for other in range(1, _OTHER_EPISODES + 1):
             for _ in play(env, _actions(subject, env, f"before/{other}"), subject.seed + other):
                 pass
-        parting = difference(_played(subject, subject.seed), play(env, _actions(subject, env), subject.seed))
-    if parting is None:
-        return Finding("reuse", "ok", "an env that has played other episodes is as good as a fresh one")
-    remedy = "let reset put back everything that earlier episodes changed"
-    return Finding("reuse", "warning", f"after other episodes, {parting}", remedy)
+        mismatch = find_mismatch(
+            _play_fresh_env(subject, subject.seed), play(env, _actions(subject, env), subject.seed)
+        )
+    if mismatch is None:
+        return Finding("reuse", "ok", "an env that has played other episodes behaves like a fresh one")
+    remedy = "reset everything that earlier episodes changed"
+    return Finding("reuse", "warning", f"after other episodes, {mismatch}", remedy)
 
 
 def check_copies(subject: Subject) -> Finding:
-    """Whether two envs in one process leave each other alone."""
+    """Check that two envs in one process do not affect each other."""
     with closing(subject.make()) as env, closing(subject.make()) as neighbour:
         actions, others = _actions(subject, env), _actions(subject, env, "neighbour")
-        side_by_side = zip(play(env, actions, subject.seed), _endless(neighbour, others, subject.seed), strict=False)
-        parting = difference(_played(subject, subject.seed), (moment for moment, _ in side_by_side))
-    if parting is None:
-        return Finding("copies", "ok", "two envs in one process leave each other alone")
+        side_by_side = zip(
+            play(env, actions, subject.seed), _play_forever(neighbour, others, subject.seed), strict=False
+        )
+        mismatch = find_mismatch(_play_fresh_env(subject, subject.seed), (output for output, _ in side_by_side))
+    if mismatch is None:
+        return Finding("copies", "ok", "two envs in one process do not affect each other")
     remedy = "share no state and no generator between envs (global, class or module)"
-    return Finding("copies", "problem", f"with a second env beside it, {parting}", remedy)
+    return Finding("copies", "problem", f"with a second env beside it, {mismatch}", remedy)
 
 
-def _endless(env: AnyEnv, actions: list[Any], seed: int) -> Iterator[Moment]:
-    """A neighbour that never stops before the env it is beside."""
+def _play_forever(env: AnyEnv, actions: list[Any], seed: int) -> Iterator[EnvOutput]:
+    """Play the actions again and again, so that this env outlasts the one beside it."""
     while True:
         seed += 1
         yield from play(env, actions, seed)
 
 
 def check_seeds_differ(subject: Subject) -> Finding:
-    """Whether different seeds give different episodes; a fixed start is legitimate."""
-    first = _played(subject, subject.seed)
-    if any(difference(first, _played(subject, subject.seed + number)) for number in range(1, _SEEDS)):
+    """Report whether different seeds give different episodes; both answers are fine."""
+    first = _play_fresh_env(subject, subject.seed)
+    if any(find_mismatch(first, _play_fresh_env(subject, subject.seed + number)) for number in range(1, _SEEDS)):
         return Finding("seeds", "ok", "different seeds give different episodes")
     return Finding("seeds", "ok", f"{_SEEDS} seeds give the same episode: the env is deterministic")
 
 
 def check_resume(subject: Subject) -> Finding:
-    """Whether a fresh env, brought back to the middle of an episode, goes on to the last bit as the stopped one."""
+    """Check that a fresh env, restored to the middle of an episode, continues bit for bit like the original."""
     try:
         difference = find_difference(subject.make, (), subject.seed)
     except TimeoutError as error:
-        return Finding("exact resume", "warning", f"the env is too slow to tell: {error}", "resume says what it found")
+        return Finding(
+            "exact resume", "warning", f"the env is too slow to check: {error}", "resume reports whether it was exact"
+        )
     if difference is not None:
-        remedy = "mend what the rows on seed and reuse say, or offer get_state() and set_state(state)"
+        remedy = "fix what the rows seed and reuse report, or provide get_state() and set_state(state)"
         return Finding("exact resume", "warning", difference, remedy)
     with closing(subject.make()) as env:
         env.reset(seed=subject.first_seed)
-        means = "by replaying the actions of its episode" if own_state(env) is None else "by the env's own get_state()"
-    return Finding("exact resume", "ok", f"a fresh env goes on to the last bit, {means}")
+        means = (
+            "by replaying the actions of its episode" if own_state(env) is None else "with the env's own get_state()"
+        )
+    return Finding("exact resume", "ok", f"a fresh env continues bit for bit, {means}")

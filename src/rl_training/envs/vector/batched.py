@@ -8,7 +8,7 @@ from gymnasium import Env
 
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds, StepResult
 from rl_training.envs.guard import ENV_FAILURES, STEP_PATIENCE, EnvCalls
-from rl_training.envs.restore import same_values, unreplayable
+from rl_training.envs.restore import same_values, why_not_restorable
 from rl_training.envs.samples import RunningEpisode
 from rl_training.envs.vector.protocol import BatchedEnv, Restoration
 
@@ -69,7 +69,7 @@ class BatchedVectorEnv:
         """Bring every env back to where `state` was taken, when it showed `last_obs` [env, ...]."""
         self.tracker.load_state_dict(state)
         running = {index: self.tracker.running(index) for index in np.flatnonzero(~self.tracker.ended).tolist()}
-        reasons = {index: unreplayable(episode) for index, episode in running.items()}
+        reasons = {index: why_not_restorable(episode) for index, episode in running.items()}
         failures = {index: reason for index, reason in reasons.items() if reason}
         replayed = {index: episode for index, episode in running.items() if index not in failures}
         if replayed:

@@ -1,4 +1,4 @@
-"""Worker processes as their owner sees them: commands out, answers or failures back, no endless wait."""
+"""The parent's side of the worker processes: send commands, receive answers or failures, never wait forever."""
 
 import multiprocessing
 import signal
@@ -28,83 +28,86 @@ from rl_training.interpreters import start_fork_server
 from rl_training.processes import kill_group, kill_tree
 from rl_training.signals import STOP_SIGNALS
 
-_PATIENCE = 0.01  # seconds; an answer that comes sooner needs no more than a plain read
-_DYING_SECONDS = 2.0  # for the system to clear away a process
-_CLOSING_SECONDS = 2.0  # for envs to close in good order
+_POLL_SECONDS = 0.01  # an answer that arrives sooner needs only one plain read
+_KILL_SECONDS = 2.0  # for the system to end a killed process
+_CLOSE_SECONDS = 2.0  # for the envs to close by themselves
 
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """Why a worker did not do what it was told, and which env it was busy with."""
+    """The reason why a worker did not execute its command, and the index of the env it was working on."""
 
     index: int
     cause: str
     trace: str = ""
-    """The worker's own traceback, if its env raised."""
+    """The traceback in the worker, if its env raised an exception."""
     permanent: bool = False
-    """Whether a new start cannot help."""
+    """Whether a restart of the worker would not help."""
 
 
 Failures = dict[int, WorkerFailure]
-"""By the number of the worker."""
+"""Failures by worker number."""
 
 
 class Worker:
-    """One worker process; it is running when this has been made."""
+    """A worker process, which the constructor starts."""
 
     def __init__(
         self, name: str, envs: range, env_fns: Sequence[EnvFactory], memory: SharedMemory, siblings: Iterable["Worker"]
     ) -> None:
         self.envs = envs
-        self.end, theirs = socket.socketpair()
-        owned = [worker.end for worker in siblings if worker.end.fileno() >= 0]
+        self.channel, worker_channel = socket.socketpair()
+        owned = [worker.channel for worker in siblings if worker.channel.fileno() >= 0]
         self.process = multiprocessing.Process(
-            target=serve, args=(theirs, [*owned, self.end], (envs.start, env_fns, memory)), name=name, daemon=True
+            target=serve,
+            args=(worker_channel, [*owned, self.channel], (envs.start, env_fns, memory)),
+            name=name,
+            daemon=True,
         )
         self._busy = False
         start_fork_server(multiprocessing.get_start_method())
-        with theirs, _stop_signals_blocked():
+        with worker_channel, _stop_signals_blocked():
             try:
                 self.process.start()
             except BaseException:
-                self.end.close()
+                self.channel.close()
                 raise
         assert self.process.pid is not None
         self._pid = self.process.pid
 
     def send(self, command: Command, countdown: Countdown) -> None:
-        """Raises `OSError` if the worker is gone or does not listen."""
+        """Send a command. Raises `OSError` if the worker is gone or does not accept it."""
         if self._busy:
             raise TimeoutError
         self._busy = True
-        self.end.settimeout(SLICE_SECONDS)
+        self.channel.settimeout(SLICE_SECONDS)
         message = memoryview(pack(command))
         while message:
             try:
-                message = message[self.end.send(message) :]
+                message = message[self.channel.send(message) :]
             except TimeoutError:
                 if not countdown.left():
                     raise
-        self.end.settimeout(_PATIENCE)
+        self.channel.settimeout(_POLL_SECONDS)
 
     def receive(self, countdown: Countdown) -> Any:
-        """The answer; `TimeoutError` if there is none yet, `OSError` or `EOFError` if there will be none."""
-        answer = receive(self.end, countdown)
+        """Return the answer. Raises `TimeoutError` if there is none yet, `OSError` or `EOFError` if none will come."""
+        answer = receive(self.channel, countdown)
         self._busy = False
         return answer
 
     def describe_end(self, otherwise: str) -> str:
-        """How the process ended; `otherwise` if it goes on."""
+        """Describe how the process ended; return `otherwise` if it is still running."""
         code = self.process.exitcode
         return otherwise if code is None else describe_exit(code)
 
     def kill(self) -> None:
-        """End the process, whatever it is doing, and the programs that its envs have started and not ended."""
-        self.end.close()
+        """Kill the process and all programs that its envs have started."""
+        self.channel.close()
         if self.process.exitcode is None:
             kill_tree(self._pid)
-            self.process.kill()  # it may not lead a group yet
-            self.process.join(_DYING_SECONDS)
+            self.process.kill()  # it may not be the leader of its group yet
+            self.process.join(_KILL_SECONDS)
         else:
             kill_group(self._pid)
 
@@ -120,7 +123,7 @@ def _stop_signals_blocked() -> Iterator[None]:
 
 
 class WorkerPool:
-    """Workers by number, each with some neighbouring envs."""
+    """Numbered workers, each with a contiguous range of envs."""
 
     def __init__(self, env_fns: Sequence[EnvFactory], envs_per_worker: int, memory: SharedMemory) -> None:
         self.slices = [
@@ -137,8 +140,8 @@ class WorkerPool:
         for number in range(len(self.slices)):
             self.workers.append(self._start_worker(number))
 
-    def start_again(self, number: int) -> None:
-        """Put a new worker in the place of one that failed."""
+    def restart(self, number: int) -> None:
+        """Replace a worker that failed by a new one."""
         self.workers[number].kill()
         self.workers[number] = self._start_worker(number)
 
@@ -147,7 +150,7 @@ class WorkerPool:
         return Worker(f"envs-{number}", envs, self._env_fns[envs.start : envs.stop], self._memory, self.workers)
 
     def exchange(self, commands: dict[int, Command], seconds: float, answers: dict[int, Any]) -> Failures:
-        """Send all commands, then add what the envs answer (by their index) to `answers`; the failures, by worker."""
+        """Send all commands, add the answers (by env index) to `answers`, and return the failures (by worker)."""
         countdown = Countdown(seconds)
         failures: Failures = {}
         for number, command in commands.items():
@@ -156,31 +159,31 @@ class WorkerPool:
             try:
                 worker.send(command, countdown)
             except TimeoutError:
-                failures[number] = self._failure_of(worker, "it takes no commands")
+                failures[number] = self._make_failure(worker, "it does not accept commands")
             except OSError:
-                failures[number] = self._gone(worker)
+                failures[number] = self._disconnected(worker)
         waiting = [number for number in commands if number not in failures]
         while waiting:
-            expired = not countdown.left()  # before the look: an answer may have come while this process was stopped
+            expired = not countdown.left()  # before collecting: an answer may have come while this process was stopped
             waiting = [number for number in waiting if not self._collect(number, countdown, answers, failures)]
             if waiting and expired:
                 silent = f"no answer within {seconds:g} s"
-                return failures | {number: self._failure_of(self.workers[number], silent) for number in waiting}
+                return failures | {number: self._make_failure(self.workers[number], silent) for number in waiting}
             if waiting:
                 self._wait(waiting, countdown)
         return failures
 
     def _collect(self, number: int, countdown: Countdown, answers: dict[int, Any], failures: Failures) -> bool:
-        """Whether a worker's answer, or the news of its end, has come."""
+        """Collect the answer or the failure of a worker; return whether there was one."""
         worker = self.workers[number]
         try:
             answer = worker.receive(countdown)
         except TimeoutError:
             if worker.process.exitcode is None:
                 return False
-            failures[number] = self._failure_of(worker, "")
+            failures[number] = self._make_failure(worker, "")
         except (EOFError, OSError):
-            failures[number] = self._gone(worker)
+            failures[number] = self._disconnected(worker)
         else:
             if isinstance(answer, Failure):
                 failures[number] = WorkerFailure(answer.index, answer.text, answer.trace, answer.permanent)
@@ -189,33 +192,33 @@ class WorkerPool:
         return True
 
     def _wait(self, numbers: Sequence[int], countdown: Countdown) -> None:
-        """Wait for a sign of any of these workers, but no longer than a slice.
+        """Wait until one of these workers answers or ends, for at most `SLICE_SECONDS`.
 
-        The sign of a worker that died may not come: a process that its env has forked keeps its descriptors open.
+        The end of a worker may go unnoticed, because a process that its env has forked keeps its descriptors open.
         """
         waiting = [self.workers[number] for number in numbers]
-        signs = [sign for worker in waiting for sign in (worker.end, worker.process.sentinel)]
-        wait(signs, min(countdown.left(), SLICE_SECONDS))
+        handles = [handle for worker in waiting for handle in (worker.channel, worker.process.sentinel)]
+        wait(handles, min(countdown.left(), SLICE_SECONDS))
 
-    def _failure_of(self, worker: Worker, otherwise: str) -> WorkerFailure:
+    def _make_failure(self, worker: Worker, otherwise: str) -> WorkerFailure:
         return WorkerFailure(int(self._arrays.current[worker.envs.start]), worker.describe_end(otherwise))
 
-    def _gone(self, worker: Worker) -> WorkerFailure:
-        worker.process.join(_DYING_SECONDS)  # its end of the channel is closed before its exit code is known
-        return self._failure_of(worker, "it went silent in the middle of an answer")
+    def _disconnected(self, worker: Worker) -> WorkerFailure:
+        worker.process.join(_KILL_SECONDS)  # its channel is closed before its exit code is known
+        return self._make_failure(worker, "it stopped in the middle of an answer")
 
     def stop(self) -> None:
-        """Ask politely, wait a little, then kill: returns within seconds, whatever the workers do."""
-        deadline = time.monotonic() + _CLOSING_SECONDS
+        """Ask the workers to close, wait briefly, then kill them. Returns within a few seconds."""
+        deadline = time.monotonic() + _CLOSE_SECONDS
         for worker in self.workers:
             try:
-                worker.end.settimeout(max(deadline - time.monotonic(), _PATIENCE))
-                worker.end.sendall(pack(CLOSE))
+                worker.channel.settimeout(max(deadline - time.monotonic(), _POLL_SECONDS))
+                worker.channel.sendall(pack(CLOSE))
             except OSError:
-                pass  # gone or deaf: killed below
+                pass  # gone, or does not read: killed below
         running = self.workers
         while running and time.monotonic() < deadline:
-            wait([worker.process.sentinel for worker in running], _PATIENCE)
+            wait([worker.process.sentinel for worker in running], _POLL_SECONDS)
             running = [worker for worker in running if worker.process.exitcode is None]
         for worker in self.workers:
             worker.kill()

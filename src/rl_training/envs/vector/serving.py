@@ -1,4 +1,7 @@
-"""The inside of a worker process: its envs, the commands it knows, and the memory that it shares with its owner."""
+"""The worker's side of a worker process: its envs, its commands, and the memory shared with the owner.
+
+The owner is the process that started the worker.
+"""
 
 import ctypes
 import os
@@ -30,41 +33,41 @@ from rl_training.signals import STOP_SIGNALS, handled_stop_signals
 
 _HEADER_BYTES = 8
 _READ_BYTES = 2**16
-_ORPHAN_SECONDS = 1.0  # for a worker to end in good order when its owner is gone
-SLICE_SECONDS = 0.25  # longer waits are cut into slices
+_ORPHAN_SECONDS = 1.0  # for a worker to end by itself when its owner is gone
+SLICE_SECONDS = 0.25  # longer waits are divided into slices of this length
 
-BringBack = Callable[[AnyEnv, RunningEpisode, Any], Restored]
+RestoreFunction = Callable[[AnyEnv, RunningEpisode, Any], Restored]
 Command = tuple[str, Any]
-"""A method of `EnvServer` and its argument, or `CLOSE`."""
+"""The name of an `EnvServer` method and its argument, or `CLOSE`."""
 
 CLOSE: Command = ("close", None)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What an env raised, as text: not every exception can travel between processes."""
+    """An exception of an env as text, because not every exception can be sent between processes."""
 
     index: int
     text: str
     trace: str
     permanent: bool
-    """Whether another try would only show the same."""
+    """Whether another attempt would fail in the same way."""
 
 
 class MisfitError(Exception):
-    """An observation that is not of its space."""
+    """An observation that does not fit its space."""
 
 
 def pack(message: Any) -> bytes:
-    """A message as it travels: its length, then its pickle."""
+    """Encode a message for the channel: the length of its pickle, then the pickle."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return len(data).to_bytes(_HEADER_BYTES, "little") + data
 
 
 class Countdown:
-    """Seconds that are left while this process runs; the time in which it was stopped (Ctrl-Z) does not count.
+    """A timeout that does not count the time in which this process was stopped (Ctrl-Z).
 
-    Call `left()` at least every `SLICE_SECONDS`. Of a longer gap between two calls, only twice that counts.
+    Call `left()` at least every `SLICE_SECONDS`. A longer gap between two calls counts as at most twice that.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -79,35 +82,35 @@ class Countdown:
         return max(self._left, 0.0)
 
 
-def receive(end: socket.socket, countdown: Countdown | None = None) -> Any:
-    """The message that has come; `TimeoutError` if none has begun within the socket's own timeout.
+def receive(channel: socket.socket, countdown: Countdown | None = None) -> Any:
+    """Receive one message. Raises `TimeoutError` if none begins within the socket's own timeout.
 
-    `countdown` bounds the wait for its further pieces; `EOFError` says that none will come.
+    `countdown` limits the wait for the rest of the message. Raises `EOFError` if the rest does not come.
     """
-    data = _read(end)
+    data = _read(channel)
     if len(data) >= _HEADER_BYTES and len(data) == _HEADER_BYTES + int.from_bytes(data[:_HEADER_BYTES], "little"):
         return pickle.loads(data[_HEADER_BYTES:])
-    end.settimeout(None if countdown is None else SLICE_SECONDS)
+    channel.settimeout(None if countdown is None else SLICE_SECONDS)
     message = bytearray(data)
     while len(message) < _HEADER_BYTES:
-        message += _read_further(end, countdown)
+        message += _read_more(channel, countdown)
     size = _HEADER_BYTES + int.from_bytes(message[:_HEADER_BYTES], "little")
     while len(message) < size:
-        message += _read_further(end, countdown)
+        message += _read_more(channel, countdown)
     return pickle.loads(memoryview(message)[_HEADER_BYTES:])
 
 
-def _read_further(end: socket.socket, countdown: Countdown | None) -> bytes:
+def _read_more(channel: socket.socket, countdown: Countdown | None) -> bytes:
     while True:
         try:
-            return _read(end)
+            return _read(channel)
         except TimeoutError:
             if countdown is None or not countdown.left():
                 raise EOFError from None
 
 
-def _read(end: socket.socket) -> bytes:
-    data = end.recv(_READ_BYTES)
+def _read(channel: socket.socket) -> bytes:
+    data = channel.recv(_READ_BYTES)
     if not data:
         raise EOFError
     return data
@@ -115,7 +118,7 @@ def _read(end: socket.socket) -> bytes:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Memory that all processes write and read; `SharedArrays` is how."""
+    """Memory that all processes read and write through `SharedArrays`."""
 
     space: Space[Any]
     num_envs: int
@@ -126,8 +129,8 @@ class SharedMemory:
 
 
 def make_shared_memory(space: Space[Any], num_envs: int, context: BaseContext) -> SharedMemory:
-    """Raises `TypeError` or `CustomSpaceError` for a space whose observations are not all of one size."""
-    allocate: Any = context  # declared as the module, whose functions every context has
+    """Allocate the shared memory. Raises `TypeError` or `CustomSpaceError` if observations vary in size."""
+    allocate: Any = context  # Gymnasium declares the module here, but every context has its functions
     return SharedMemory(
         space=space,
         num_envs=num_envs,
@@ -139,10 +142,10 @@ def make_shared_memory(space: Space[Any], num_envs: int, context: BaseContext) -
 
 
 class SharedArrays:
-    """What the envs show, as every process sees it.
+    """The outputs of all envs in shared memory.
 
-    There are two blocks of observations: a step writes the one that does not hold the newest, which so survive a
-    step that fails.
+    There are two blocks of observations. A step writes to the block that does not contain the newest observations, so
+    that these survive a step that fails.
     """
 
     def __init__(self, memory: SharedMemory) -> None:
@@ -153,22 +156,22 @@ class SharedArrays:
         endings = np.frombuffer(memory.endings, dtype=np.bool_)
         self.terminated, self.truncated = endings[: memory.num_envs], endings[memory.num_envs :]
         self.current = np.frombuffer(memory.current, dtype=np.int64)
-        """Which env each worker is busy with, at the index of the worker's first env."""
+        """The env that each worker is working on, stored at the index of the worker's first env."""
 
     def read(self, block: int) -> Any:
-        """All observations of a block, in fresh memory."""
+        """Return a copy of all observations of a block."""
         if self._blocks is not None:
             return self._blocks[block].copy()
         return deepcopy(read_from_shared_memory(self._memory.space, self._memory.blocks[block], self._memory.num_envs))
 
     def write(self, block: int, index: int, obs: Any) -> None:
-        """One env's observation; `MisfitError` if it is not of the space."""
+        """Write one env's observation. Raises `MisfitError` if it does not fit the space."""
         space = self._memory.space
         try:
             if self._blocks is None:
                 write_to_shared_memory(space, index, obs, self._memory.blocks[block])
                 return
-            if np.shape(obs) == space.shape:  # copyto() would stretch a smaller one
+            if np.shape(obs) == space.shape:  # copyto() would broadcast a smaller one
                 np.copyto(self._blocks[block][index, ...], obs, casting="same_kind")
                 return
         except (TypeError, ValueError) as error:
@@ -177,7 +180,7 @@ class SharedArrays:
 
 
 class EnvServer:
-    """Some neighbouring envs of the vector; each method but `close` answers one command."""
+    """A contiguous range of envs of the vector; each method except `close` executes one command."""
 
     def __init__(self, first: int, env_fns: Sequence[EnvFactory], memory: SharedMemory) -> None:
         self._first = first
@@ -193,7 +196,7 @@ class EnvServer:
         }
 
     def answer(self, command: Command) -> bytes:
-        """What goes back to the owner: results by env index, or a `Failure`."""
+        """Execute a command and return the encoded answer: results by env index, or a `Failure`."""
         name, argument = command
         try:
             return pack(self._commands[name](argument))
@@ -207,12 +210,12 @@ class EnvServer:
         return int(self._arrays.current[self._first])
 
     def _env(self, index: int) -> AnyEnv:
-        """The env that is worked on from now on."""
+        """Return an env, and note that the worker is working on it."""
         self._arrays.current[self._first] = index
         return self._envs[index - self._first]
 
     def start(self, spaces: tuple[Space[Any], Space[Any]]) -> dict[int, Any]:
-        """Make the envs that are not there yet; all must have these observation and action spaces."""
+        """Make the envs that do not exist yet; all must have these observation and action spaces."""
         for index in range(self._first + len(self._envs), self._first + len(self._env_fns)):
             self._arrays.current[self._first] = index
             env = self._env_fns[index - self._first]()
@@ -223,7 +226,7 @@ class EnvServer:
         return {}
 
     def reset(self, argument: tuple[int, dict[int, int | None], dict[str, Any] | None]) -> dict[int, Any]:
-        """Begin an episode of each env that a seed is given for; the infos."""
+        """Begin an episode in each env that has an entry in the seeds; return the infos."""
         block, seeds, options = argument
         infos = {}
         for index, seed in seeds.items():
@@ -232,7 +235,7 @@ class EnvServer:
         return infos
 
     def step(self, argument: tuple[int, Array]) -> dict[int, Any]:
-        """Step every env; the infos that say anything."""
+        """Step every env; return the infos that are not empty."""
         block, actions = argument
         infos, arrays = {}, self._arrays
         for index, action in enumerate(actions, start=self._first):
@@ -243,12 +246,12 @@ class EnvServer:
                 infos[index] = info
         return infos
 
-    def restore(self, argument: tuple[int, dict[int, tuple[RunningEpisode, Any]], BringBack]) -> dict[int, Any]:
-        """Bring envs back to where their episodes were; why that failed, by env."""
-        block, episodes, bring_back = argument
+    def restore(self, argument: tuple[int, dict[int, tuple[RunningEpisode, Any]], RestoreFunction]) -> dict[int, Any]:
+        """Restore envs to their episodes; return the reasons for failures, by env."""
+        block, episodes, restore_function = argument
         failures = {}
         for index, (episode, expected_obs) in episodes.items():
-            restored = bring_back(self._env(index), episode, expected_obs)
+            restored = restore_function(self._env(index), episode, expected_obs)
             if restored.failure:
                 failures[index] = restored.failure
             else:
@@ -256,7 +259,7 @@ class EnvServer:
         return failures
 
     def state(self, _: None) -> dict[int, Any]:
-        """The envs' own states, where they offer them."""
+        """Return the envs' own states; none for envs that do not offer one."""
         return {index: capture_state(self._env(index)) for index in range(self._first, self._first + len(self._envs))}
 
     def close(self) -> None:
@@ -266,40 +269,40 @@ class EnvServer:
 
 
 def serve(
-    end: socket.socket,
-    foreign_ends: Sequence[socket.socket],
+    channel: socket.socket,
+    other_channels: Sequence[socket.socket],
     server_args: tuple[int, Sequence[EnvFactory], SharedMemory],
 ) -> None:
-    """Answer commands until told to close, or until the owner is gone."""
-    os.setpgid(0, 0)  # so that the programs which an env starts can be killed with this process
+    """Answer commands until the owner sends `CLOSE` or is gone."""
+    os.setpgid(0, 0)  # so that programs started by an env can be killed together with this process
     _leave_signals_to_owner()
-    for foreign in foreign_ends:  # an end that lives on in a forked sibling would hide that the owner is gone
-        foreign.close()
-    threading.Thread(target=_end_with_owner, args=(end, os.getppid()), daemon=True).start()
+    for other in other_channels:  # a copy that stays open in a forked sibling would hide that the owner is gone
+        other.close()
+    threading.Thread(target=_exit_with_owner, args=(channel, os.getppid()), daemon=True).start()
     server = EnvServer(*server_args)
-    orphaned = not _answer_commands(end, server)
+    orphaned = not _answer_commands(channel, server)
     try:
         server.close()
     finally:
         kill_descendants(os.getpid())
-        if orphaned:  # nobody else is left to kill the rest of the group
+        if orphaned:  # no other process will kill the rest of the group
             kill_group(os.getpid())
 
 
-def _answer_commands(end: socket.socket, server: EnvServer) -> bool:
-    """Answer until the owner says that this is all, or until it is gone; tell the two apart."""
+def _answer_commands(channel: socket.socket, server: EnvServer) -> bool:
+    """Answer commands until `CLOSE`, and return True; return False if the owner is gone."""
     try:
-        while (command := receive(end)) != CLOSE:
-            end.sendall(server.answer(command))
+        while (command := receive(channel)) != CLOSE:
+            channel.sendall(server.answer(command))
     except (EOFError, OSError):
         return False
     return True
 
 
 def _leave_signals_to_owner() -> None:
-    """Let the owner decide what a signal to all of its processes means."""
+    """Ignore stop signals, because the owner decides what they mean for its workers."""
     for number in handled_stop_signals():
-        # Handlers, other than SIG_IGN, do not pass to programs that an env starts and may want to terminate.
+        # Programs started by an env inherit SIG_IGN but not handlers, so that the env can still terminate them.
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else _do_nothing)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the owner blocks them while it starts a process
 
@@ -308,13 +311,13 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
     del number, frame
 
 
-def _end_with_owner(end: socket.socket, parent: int) -> None:
-    """End this process when its owner is gone, even if an env hangs; an idle one ends by itself before that.
+def _exit_with_owner(channel: socket.socket, parent: int) -> None:
+    """End this process when its owner is gone, even if an env hangs. An idle worker ends by itself before that.
 
-    The owner's end of the channel may live on in a process that the owner has forked, so the parent is looked at too.
+    A process that the owner has forked may keep the channel open, so the parent's process id is checked too.
     """
     hangup = select.poll()
-    hangup.register(end, 0)  # a hangup is reported without being asked for
+    hangup.register(channel, 0)  # a hangup is always reported
     while not hangup.poll(1e3 * _ORPHAN_SECONDS) and os.getppid() == parent:
         pass
     time.sleep(_ORPHAN_SECONDS)

@@ -1,4 +1,4 @@
-"""A vector of envs that are stepped one after the other in this process."""
+"""A vector env that steps its envs one after the other in this process."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -68,8 +68,8 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """What brings every env back to where it is."""
-        if self.tracker.out_of_step:
+        """Return what is needed to restore every env to its current state."""
+        if self.tracker.out_of_sync:
             return self.tracker.state_dict()
         states = []
         for index, env in enumerate(self.envs):
@@ -78,7 +78,7 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
         return self.tracker.state_dict(states)
 
     def restore(self, state: dict[str, Any], last_obs: Any) -> Restoration:
-        """Bring every env back to where `state` was taken, when it showed `last_obs` [env, ...]."""
+        """Restore every env to `state`, in which it showed `last_obs` [env, ...]."""
         self.tracker.load_state_dict(state)
         failures: dict[int, str] = {}
         for index in np.flatnonzero(~self.tracker.ended).tolist():
@@ -88,7 +88,7 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
             self._env_obs[index] = restored.obs
             if restored.failure:
                 failures[index] = restored.failure
-        return Restoration(self.tracker.finish_restore(failures, self.reset, self._shown), failures)
+        return Restoration(self.tracker.finish_restore(failures, self.reset, self._current_obs), failures)
 
-    def _shown(self) -> Any:
+    def _current_obs(self) -> Any:
         return batch_obs(self.single_observation_space, self._env_obs, self.tracker.locate)
