@@ -3,7 +3,8 @@
 The statistics are part of the learner: saved with it, and frozen outside of training.
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,14 @@ from torch import Tensor
 
 from rl_training.errors import EnvironmentSetupError
 from rl_training.memory import check_memory
+from rl_training.packing import Leaf, PackedObservations, nest
 from rl_training.policies.base import Array
 
+SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
+
 _FEATURE_BYTES = 40  # of its running statistics
-SUPPORTED_OBSERVATIONS = "Box (any shape, flattened) and Discrete (one-hot)"
+_SMALLEST_IMAGE = 7  # pixels of a side: a smaller array of bytes is a table of numbers
+_KINDS = ("vector", "one_hot", "image")
 CLIP = 10.0  # deviations beyond which a normalised number is cut
 _EPSILON = 1e-8
 
@@ -136,55 +141,187 @@ class RewardNormalizer:
         self._returns = state["returns"].numpy().copy()
 
 
+@dataclass(frozen=True)
+class FeaturePart:
+    """The columns of the features that come from one part of the observation."""
+
+    path: tuple[str | int, ...]
+    """Where the part lies in a nested observation; empty if the observation is not nested."""
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    """The shape of the part's features for one observation."""
+    kind: Literal["vector", "one_hot", "image"]
+
+    @property
+    def name(self) -> str:
+        """The path in dotted form, such as `camera.front`."""
+        return ".".join(map(str, self.path))
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether the channels of an image are its last axis."""
+        return len(self.shape) == 3 and self.shape[-1] < min(self.shape[:2])
+
+
+class _LeafEncoder:
+    """Turns the values of one part of the observations into float32 columns."""
+
+    def __init__(self, leaf: Leaf) -> None:
+        self.leaf = leaf
+        self._choices = leaf.choices
+        self._scale = np.float32(1.0)
+        if self._choices is not None:
+            self.kind: Literal["vector", "one_hot", "image"] = "one_hot"
+            binary = isinstance(leaf.space, spaces.MultiBinary)
+            self.shape = leaf.shape if binary else (int(self._choices.sum()),)
+            if binary:
+                self._choices = None
+        else:
+            self.kind = "image" if is_image(leaf.space) else "vector"
+            self.shape = leaf.shape or (1,)
+            if leaf.dtype == np.uint8:
+                self._scale = np.float32(leaf.space.high.max())  # type: ignore[union-attr]  # a Box
+        self.size = int(np.prod(self.shape))
+
+    def encode_array(self, values: Array) -> Array:
+        """Return features [batch, size] of values [batch, ...]."""
+        if self._choices is None:
+            flat: Array = values.reshape(len(values), self.size).astype(np.float32, copy=False)
+            return flat / self._scale if self._scale != 1.0 else flat
+        features = np.zeros((len(values), self.size), dtype=np.float32)
+        columns = values.reshape(len(values), -1) - self.leaf.first_choice + self._first_columns
+        features[np.arange(len(values))[:, None], columns] = 1.0
+        return features
+
+    def encode_tensor(self, values: Tensor) -> Tensor:
+        """Return the same in torch."""
+        if self._choices is None:
+            if values.dtype is torch.float32 and values.dim() == 2:
+                return values
+            flat = values.reshape(len(values), self.size).float()
+            return flat / float(self._scale) if self._scale != 1.0 else flat
+        shift = torch.as_tensor(self._first_columns - self.leaf.first_choice, device=values.device)
+        columns = values.reshape(len(values), -1).long() + shift
+        return torch.zeros(len(values), self.size, device=values.device).scatter_(1, columns, 1.0)
+
+    @property
+    def _first_columns(self) -> Array:
+        """The column of the first choice of every number."""
+        assert self._choices is not None
+        return np.cumsum(self._choices) - self._choices
+
+
+def is_image(space: spaces.Space[Any]) -> bool:
+    """Return whether a space holds images: bytes or bits, with one axis of few channels, first or last, or none."""
+    if not isinstance(space, spaces.Box) or space.dtype not in (np.uint8, np.bool_):
+        return False
+    if len(space.shape) == 2:
+        return min(space.shape) >= _SMALLEST_IMAGE
+    if len(space.shape) != 3:
+        return False
+    first, middle, last = space.shape
+    channels, sides = (last, (first, middle)) if last < min(first, middle) else (first, (middle, last))
+    return channels < min(sides) and min(sides) >= _SMALLEST_IMAGE
+
+
 class Encoder:
-    """Flattens Box observations, scales uint8 ones by their highest value to 0..1, makes Discrete ones one-hot."""
+    """Turns observations into features: vectors first, then one-hot numbers, then images.
+
+    Discrete and MultiDiscrete values become one-hot, bytes are scaled by their highest value to 0..1, and everything is
+    flattened. Only vectors are normalised.
+    """
 
     def __init__(self, space: spaces.Space[Any], *, normalize: bool = False) -> None:
-        if isinstance(space, spaces.Box):
-            self.size = int(np.prod(space.shape))
-            self.storage_dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
-            self._highest = float(space.high.max()) if space.dtype == np.uint8 else 1.0
-        elif isinstance(space, spaces.Discrete):
-            self.size = int(space.n)
-            self.storage_dtype = torch.int64
-            self._highest = 1.0
-        else:
+        self.space = space
+        self._packed = space if isinstance(space, PackedObservations) else None
+        if self._packed is None and not isinstance(space, (spaces.Box, spaces.Discrete)):
             raise EnvironmentSetupError(
                 f"observation space {type(space).__name__} is not supported; supported: {SUPPORTED_OBSERVATIONS}. "
                 "Wrap the env, for example with gymnasium.wrappers.FlattenObservation"
             )
+        leaves = [Leaf((), space, 0)] if self._packed is None else self._packed.leaves  # type: ignore[arg-type]
+        self._encoders = sorted(map(_LeafEncoder, leaves), key=lambda each: _KINDS.index(each.kind))
+        ends = np.cumsum([each.size for each in self._encoders]).tolist()
+        self.parts = tuple(
+            FeaturePart(each.leaf.path, end - each.size, end, each.shape, each.kind)
+            for each, end in zip(self._encoders, ends, strict=True)
+        )
+        self.size: int = ends[-1]
         self.shape: tuple[int, ...] = space.shape or ()
-        self.feature_shape = self.shape or (self.size,)
+        """The shape of one stored observation."""
+        self.storage_dtype = _storage_dtype(space)
+        self.feature_shape = self.shape if self._packed is None and self.shape else (self.size,)
         """The shape that a network may give to one row of features."""
-        self._start = int(space.start) if isinstance(space, spaces.Discrete) else None
-        check_memory(_FEATURE_BYTES * self.size, f"the observations of {space} are too large, wrap the env")
-        self.normalizer = FeatureNormalizer(self.size, enabled=normalize)
+        self._num_vector = sum(part.stop - part.start for part in self.parts if part.kind == "vector")
+        check_memory(_FEATURE_BYTES * self._num_vector, f"the observations of {space} are too large, wrap the env")
+        self.normalizer = FeatureNormalizer(self._num_vector, enabled=normalize and self._num_vector > 0)
 
     def observe(self, obs: Array) -> None:
         """Let the running normalisation take in observations [batch, ...], if it is on."""
         if self.normalizer.enabled:
-            self.normalizer.update(self._features(obs))
+            self.normalizer.update(self._features(obs)[:, : self._num_vector])
 
     def encode_array(self, obs: Array) -> Array:
-        """Features [batch, size] of observations [batch, ...]."""
-        return self.normalizer.apply_array(self._features(obs))
+        """Return features [batch, size] of observations [batch, ...]."""
+        features = self._features(obs)
+        if not self.normalizer.enabled:
+            return features
+        vectors = self.normalizer.apply_array(features[:, : self._num_vector])
+        return vectors if self._num_vector == self.size else np.hstack([vectors, features[:, self._num_vector :]])
 
     def _features(self, obs: Array) -> Array:
-        if self._start is not None:
-            features = np.zeros((len(obs), self.size), dtype=np.float32)
-            features[np.arange(len(obs)), obs - self._start] = 1.0
-            return features
-        features = obs.reshape(len(obs), self.size).astype(np.float32, copy=False)
-        return features / np.float32(self._highest) if self._highest != 1.0 else features
+        if self._packed is None:
+            return self._encoders[0].encode_array(obs)
+        packed = self._packed
+        return np.hstack([each.encode_array(packed.read(obs, each.leaf)) for each in self._encoders])
 
     def encode_tensor(self, obs: Tensor) -> Tensor:
-        """Features [batch, size] of stored observations [batch, ...]."""
-        if self._start is not None:
-            features = torch.nn.functional.one_hot(obs - self._start, self.size).float()
-        elif obs.dtype is torch.float32 and obs.dim() == 2:
-            features = obs
+        """Return features [batch, size] of stored observations [batch, ...]."""
+        if self._packed is None:
+            features = self._encoders[0].encode_tensor(obs)
         else:
-            features = obs.reshape(len(obs), self.size).float()
-        if self._highest != 1.0:
-            features = features / self._highest
-        return self.normalizer.apply_tensor(features)
+            features = torch.cat([each.encode_tensor(_read(obs, each.leaf)) for each in self._encoders], dim=1)
+        if not self.normalizer.enabled:
+            return features
+        vectors = self.normalizer.apply_tensor(features[:, : self._num_vector])
+        return vectors if self._num_vector == self.size else torch.cat([vectors, features[:, self._num_vector :]], 1)
+
+    @property
+    def mask_size(self) -> int:
+        """How many actions, or choices of all actions together, a mask covers; 0 if observations have no mask."""
+        return 0 if self._packed is None or self._packed.mask is None else self._packed.mask.size
+
+    def masks_array(self, obs: Array) -> Array | None:
+        """Return which actions are legal, [batch, mask_size]; none if observations have no mask."""
+        if self._packed is None or self._packed.mask is None:
+            return None
+        return self._packed.read(obs, self._packed.mask).view(np.bool_)
+
+    def masks_tensor(self, obs: Tensor) -> Tensor | None:
+        """Return the same in torch."""
+        if self._packed is None or self._packed.mask is None:
+            return None
+        return _read(obs, self._packed.mask).bool()
+
+    def nest(self, features: Tensor) -> Any:
+        """Return features [batch, size] in the structure of the observations, each part in its own shape."""
+        rows = len(features)
+        values = {part.path: features[:, part.start : part.stop].reshape(rows, *part.shape) for part in self.parts}
+        return values[()] if () in values else nest(self.space.original, values)  # type: ignore[attr-defined]
+
+
+def _read(rows: Tensor, leaf: Leaf) -> Tensor:
+    """Return the values of one part in packed rows [batch, bytes], as [batch, *shape]."""
+    values = rows[:, leaf.start : leaf.start + leaf.num_bytes].view(_torch_type(leaf.dtype))
+    return values.reshape(len(rows), *leaf.shape)
+
+
+def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def _storage_dtype(space: spaces.Space[Any]) -> torch.dtype:
+    if isinstance(space, spaces.Discrete):
+        return torch.int64
+    return torch.uint8 if space.dtype == np.uint8 else torch.float32

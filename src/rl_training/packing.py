@@ -1,0 +1,228 @@
+"""Nested spaces as single arrays: an observation becomes one row of bytes, an action one row of numbers.
+
+A Dict or Tuple is packed where it leaves the environment and unpacked in front of the network, so that vector envs,
+buffers, checkpoints and workers only see arrays. Every part is aligned, so that unpacking a batch copies nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space, spaces
+
+from rl_training.errors import EnvironmentSetupError, EnvironmentStepError
+
+Array = npt.NDArray[Any]
+Path = tuple[str | int, ...]
+LeafSpace = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+
+LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+MASK_NAME = "action_mask"
+
+_ALIGNMENT = 8  # bytes: every type of a leaf can be viewed at a multiple of it
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array within a nested space."""
+
+    path: Path
+    """The keys and positions that lead to it; empty for a space that is not nested."""
+    space: LeafSpace
+    start: int
+    """The first byte of an observation's row, or the first column of an action's, that belongs to it."""
+
+    @property
+    def name(self) -> str:
+        """The path in dotted form, such as `camera.front`."""
+        return ".".join(map(str, self.path))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of its value; Discrete values are single numbers."""
+        return self.space.shape or ()
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type in which its values are kept."""
+        return np.dtype(np.int64) if isinstance(self.space, spaces.Discrete) else np.dtype(self.space.dtype)
+
+    @property
+    def size(self) -> int:
+        """How many numbers its value has."""
+        return int(np.prod(self.shape))
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes its value has."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def choices(self) -> Array | None:
+        """How many values each of its numbers may take, [size]; none for a Box."""
+        if isinstance(self.space, spaces.Discrete):
+            return np.array([self.space.n])
+        if isinstance(self.space, spaces.MultiDiscrete):
+            return np.asarray(self.space.nvec).ravel()
+        return np.full(self.size, 2) if isinstance(self.space, spaces.MultiBinary) else None
+
+    @property
+    def first_choice(self) -> Array | int:
+        """The lowest value of each number of a Discrete or MultiDiscrete space."""
+        return np.asarray(getattr(self.space, "start", 0)).ravel()
+
+    def value_in(self, nested: Any) -> Any:
+        """Return its value in an observation of the nested space."""
+        for key in self.path:
+            nested = nested[key]
+        return nested
+
+
+def nested_spaces(space: Space[Any], path: Path = ()) -> Iterator[tuple[Path, Space[Any]]]:
+    """List the spaces within a Dict or Tuple, at any depth, or the space itself."""
+    if isinstance(space, spaces.Dict):
+        for key, inner in space.spaces.items():
+            yield from nested_spaces(inner, (*path, key))
+    elif isinstance(space, spaces.Tuple):
+        for index, inner in enumerate(space.spaces):
+            yield from nested_spaces(inner, (*path, index))
+    else:
+        yield path, space
+
+
+def _is_text(space: Space[Any]) -> bool:
+    return isinstance(space, spaces.Text) or (space.dtype is not None and space.dtype.kind == "U")
+
+
+class PackedObservations(spaces.Box):
+    """The space of packed observations: rows of bytes, with the masks of legal actions at their end if there are any.
+
+    Parts that are text have no place in a row. They are left out, and `left_out` names them.
+    """
+
+    def __init__(self, original: Space[Any], mask_size: int = 0) -> None:
+        self.original = original
+        self.left_out: list[str] = []
+        leaves: list[Leaf] = []
+        end = 0
+        for path, space in nested_spaces(original):
+            leaf = Leaf(path, cast(LeafSpace, space), end)
+            if _is_text(space):
+                self.left_out.append(leaf.name)
+                continue
+            if not isinstance(space, LEAF_SPACES):
+                raise EnvironmentSetupError(
+                    f"observation space {type(space).__name__}{f' ({leaf.name})' if path else ''} is not supported; "
+                    "supported: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these. "
+                    "Wrap the env with a gymnasium.ObservationWrapper"
+                )
+            leaves.append(leaf)
+            end = leaf.start + _aligned(leaf.num_bytes)
+        if not leaves:
+            raise EnvironmentSetupError(f"observation space {original} has no part that a network can use")
+        self.leaves = tuple(leaves)
+        self.mask = Leaf((MASK_NAME,), spaces.MultiBinary(mask_size), end) if mask_size else None
+        super().__init__(0, 255, (end + _aligned(mask_size),), np.uint8)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, PackedObservations)
+            and self.original == other.original
+            and (self.mask is None) == (other.mask is None)
+        )
+
+    def __repr__(self) -> str:
+        return f"Packed({self.original}{', action_mask' if self.mask else ''})"
+
+    def pack(self, obs: Any, mask: Any = None) -> Array:
+        """Return an observation as a row; one that does not fit its space is refused by the name of its part."""
+        row = np.zeros(self.shape, np.uint8)
+        for leaf in self.leaves:
+            self._write(row, leaf, leaf.value_in(obs))
+        if self.mask is not None:
+            self._write(row, self.mask, np.asarray(mask, np.bool_).ravel())
+        return row
+
+    def _write(self, row: Array, leaf: Leaf, value: Any) -> None:
+        given = np.asarray(value)
+        if given.shape != leaf.shape or not np.can_cast(given.dtype, leaf.dtype, "same_kind"):
+            raise EnvironmentStepError(
+                f"expected {_part(leaf)} of shape {leaf.shape} and type {leaf.dtype}, "
+                f"got shape {given.shape} and type {given.dtype}"
+            )
+        if given.dtype.kind == "f" and not np.isfinite(given).all():
+            place = np.argwhere(~np.isfinite(given))[0].tolist()
+            raise EnvironmentStepError(f"component {place} of {_part(leaf)} is {given[tuple(place)]}")
+        choices = leaf.choices
+        if choices is not None:
+            numbers = given.ravel() - leaf.first_choice
+            if ((numbers < 0) | (numbers >= choices)).any():
+                raise EnvironmentStepError(f"{_part(leaf)} is {given.tolist()}, which {leaf.space} does not contain")
+        row[leaf.start : leaf.start + leaf.num_bytes] = np.frombuffer(given.astype(leaf.dtype).tobytes(), np.uint8)
+
+    def read(self, rows: Array, leaf: Leaf) -> Array:
+        """Return the values of one part in rows [batch, bytes], as [batch, *shape]."""
+        values: Array = rows[:, leaf.start : leaf.start + leaf.num_bytes].view(leaf.dtype)
+        return values.reshape(len(rows), *leaf.shape)
+
+
+def _part(leaf: Leaf) -> str:
+    return f"part '{leaf.name}' of the observation" if leaf.path else "the observation"
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+class PackedActions(spaces.Box):
+    """The space of packed actions: rows of float32 numbers, one or more for every part of a Dict or Tuple."""
+
+    def __init__(self, original: Space[Any]) -> None:
+        self.original = original
+        leaves: list[Leaf] = []
+        end = 0
+        for path, space in nested_spaces(original):
+            if not isinstance(space, LEAF_SPACES):
+                name = ".".join(map(str, path))
+                raise EnvironmentSetupError(
+                    f"action space {type(space).__name__} ({name}) is not supported; supported: Box, Discrete, "
+                    "MultiDiscrete, MultiBinary, and Dict and Tuple of these"
+                )
+            leaves.append(Leaf(path, space, end))
+            end += leaves[-1].size
+        self.leaves = tuple(leaves)
+        super().__init__(-np.inf, np.inf, (end,), np.float32)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PackedActions) and self.original == other.original
+
+    def __repr__(self) -> str:
+        return f"Packed({self.original})"
+
+    def unpack(self, row: Array) -> Any:
+        """Return a row as the environment expects the action."""
+        values = {leaf.path: self._value(leaf, row) for leaf in self.leaves}
+        return nest(self.original, values)
+
+    def _value(self, leaf: Leaf, row: Array) -> Any:
+        numbers = row[leaf.start : leaf.start + leaf.size]
+        if isinstance(leaf.space, spaces.Discrete):
+            return int(numbers[0])
+        return numbers.reshape(leaf.shape).astype(leaf.dtype)
+
+
+def nest(space: Space[Any], values: dict[Path, Any], path: Path = ()) -> Any:
+    """Arrange values, given by path, in the structure of a nested space; parts without a value are left out."""
+    if isinstance(space, spaces.Dict):
+        inner_values = {key: nest(inner, values, (*path, key)) for key, inner in space.spaces.items()}
+        return {key: value for key, value in inner_values.items() if value is not None}
+    if isinstance(space, spaces.Tuple):
+        return tuple(nest(inner, values, (*path, index)) for index, inner in enumerate(space.spaces))
+    return values.get(path)
+
+
+def is_packed_as_observation(space: Space[Any]) -> bool:
+    """Return whether observations of this space are packed; plain arrays of numbers and single numbers are not."""
+    return not isinstance(space, (spaces.Box, spaces.Discrete)) or space.dtype == np.bool_
