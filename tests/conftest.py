@@ -60,6 +60,7 @@ def make_config(tmp_path: Path) -> MakeConfig:
             "output_dir": tmp_path / "runs",
             "num_envs": 4,
             "vectorization": "sync",
+            "action_mask": "off",
             "eval_episodes": 2,
             "eval_interval": 64,
             "log_interval": 64,

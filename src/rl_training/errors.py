@@ -44,6 +44,10 @@ class EnvironmentStepError(RLTrainingError, RuntimeError):
     """A failure of an environment during a run; the message names the env, episode, seed, step and action."""
 
 
+class ObservationError(RLTrainingError, ValueError):
+    """An observation or action mask that an environment should not give."""
+
+
 class NonFiniteUpdateError(RLTrainingError, ArithmeticError):
     """A gradient step whose loss or gradient is not finite; the weights stay as they were before the step."""
 

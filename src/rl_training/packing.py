@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
 
-from rl_training.errors import EnvironmentSetupError, EnvironmentStepError
+from rl_training.errors import EnvironmentSetupError, ObservationError
 
 Array = npt.NDArray[Any]
 Path = tuple[str | int, ...]
@@ -102,13 +102,16 @@ class PackedObservations(spaces.Box):
     Parts that are text have no place in a row. They are left out, and `left_out` names them.
     """
 
-    def __init__(self, original: Space[Any], mask_size: int = 0) -> None:
-        self.original = original
+    def __init__(self, original: Space[Any], mask_size: int = 0, *, without: str | None = None) -> None:
+        """`without` names an entry of a Dict that no network is to see, because it is the mask."""
+        self.original, self.without = original, without
         self.left_out: list[str] = []
         leaves: list[Leaf] = []
         end = 0
         for path, space in nested_spaces(original):
             leaf = Leaf(path, cast(LeafSpace, space), end)
+            if path[:1] == (without,):
+                continue
             if _is_text(space):
                 self.left_out.append(leaf.name)
                 continue
@@ -148,18 +151,18 @@ class PackedObservations(spaces.Box):
     def _write(self, row: Array, leaf: Leaf, value: Any) -> None:
         given = np.asarray(value)
         if given.shape != leaf.shape or not np.can_cast(given.dtype, leaf.dtype, "same_kind"):
-            raise EnvironmentStepError(
+            raise ObservationError(
                 f"expected {_part(leaf)} of shape {leaf.shape} and type {leaf.dtype}, "
                 f"got shape {given.shape} and type {given.dtype}"
             )
         if given.dtype.kind == "f" and not np.isfinite(given).all():
             place = np.argwhere(~np.isfinite(given))[0].tolist()
-            raise EnvironmentStepError(f"component {place} of {_part(leaf)} is {given[tuple(place)]}")
+            raise ObservationError(f"component {place} of {_part(leaf)} is {given[tuple(place)]}")
         choices = leaf.choices
         if choices is not None:
             numbers = given.ravel() - leaf.first_choice
             if ((numbers < 0) | (numbers >= choices)).any():
-                raise EnvironmentStepError(f"{_part(leaf)} is {given.tolist()}, which {leaf.space} does not contain")
+                raise ObservationError(f"{_part(leaf)} is {given.tolist()}, which {leaf.space} does not contain")
         row[leaf.start : leaf.start + leaf.num_bytes] = np.frombuffer(given.astype(leaf.dtype).tobytes(), np.uint8)
 
     def read(self, rows: Array, leaf: Leaf) -> Array:
@@ -201,6 +204,15 @@ class PackedActions(spaces.Box):
     def __repr__(self) -> str:
         return f"Packed({self.original})"
 
+    def sample(self, *arguments: Any, **options: Any) -> Array:
+        """Draw a row from the original space."""
+        action = self.original.sample(*arguments, **options)
+        return np.concatenate([np.ravel(leaf.value_in(action)) for leaf in self.leaves]).astype(np.float32)
+
+    def seed(self, seed: Any = None) -> Any:
+        """Seed the original space."""
+        return self.original.seed(seed)
+
     def unpack(self, row: Array) -> Any:
         """Return a row as the environment expects the action."""
         values = {leaf.path: self._value(leaf, row) for leaf in self.leaves}
@@ -221,6 +233,15 @@ def nest(space: Space[Any], values: dict[Path, Any], path: Path = ()) -> Any:
     if isinstance(space, spaces.Tuple):
         return tuple(nest(inner, values, (*path, index)) for index, inner in enumerate(space.spaces))
     return values.get(path)
+
+
+def select_row(space: Space[Any], batch: Any, row: int) -> Any:
+    """Return one observation out of a batch of nested observations, whose parts have a leading axis."""
+    if isinstance(space, spaces.Dict):
+        return {key: select_row(inner, batch[key], row) for key, inner in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(select_row(inner, batch[index], row) for index, inner in enumerate(space.spaces))
+    return batch[row]
 
 
 def is_packed_as_observation(space: Space[Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -126,6 +126,8 @@ class CompilingLearner(Protocol):
 class LearnerParams(StrictModel):
     """What every algorithm's `algo_kwargs` may hold."""
 
+    uses_action_masks: ClassVar[bool] = False
+    """Whether the algorithm never takes an action that a mask forbids."""
     hidden_sizes: HiddenSizes = (64, 64)
     """Hidden layers of each network."""
     activation: Activation = "tanh"
@@ -253,6 +255,9 @@ class ExperienceNormalizer:
         """A replayed batch on the learner's device, with features in place of observations and normalised rewards."""
         if device.type != "cpu":
             batch = {name: field.to(device) for name, field in batch.items()}
+        next_masks = self._encoder.masks_tensor(batch["next_obs"])
+        if next_masks is not None:
+            batch["next_masks"] = next_masks
         for name in ("obs", "next_obs"):
             batch[name] = self._encoder.encode_tensor(batch[name])
         batch["rewards"] = self.rewards.apply(batch["rewards"])

@@ -28,13 +28,14 @@ from rl_training.experiment.validation import Flag, Float, PositiveInt, UnitFloa
 from rl_training.policies.acting import Actor, Draws
 from rl_training.policies.base import Array
 from rl_training.policies.params import pack_policy, unpack_policy
-from rl_training.policies.q_network import QNetwork
+from rl_training.policies.q_network import LOWEST_VALUE, QNetwork
 from rl_training.streams import make_torch_generator
 
 
 class DQNParams(OffPolicyParams):
     """What `algo_kwargs` may hold beside the parameters of every off-policy algorithm."""
 
+    uses_action_masks = True
     buffer_capacity: PositiveInt = 100_000
     batch_size: PositiveInt = 64
     hidden_sizes: HiddenSizes = (128, 128)
@@ -82,7 +83,14 @@ class DQNParams(OffPolicyParams):
 
 
 def q_targets(batch: Batch, target_values: Tensor, choosing_values: Tensor | None = None) -> Tensor:
-    """Reward plus the discounted target value [batch] of the best action, or of the one `choosing_values` prefer."""
+    """Reward plus the discounted target value [batch] of the best action, or of the one `choosing_values` prefer.
+
+    Actions that `next_masks` forbids are never the best.
+    """
+    if "next_masks" in batch:
+        target_values = torch.where(batch["next_masks"], target_values, LOWEST_VALUE)
+        if choosing_values is not None:
+            choosing_values = torch.where(batch["next_masks"], choosing_values, LOWEST_VALUE)
     if choosing_values is None:
         best = target_values.amax(dim=1)
     else:
@@ -118,7 +126,7 @@ class EpsilonGreedyActor:
         num_exploring = np.count_nonzero(explores)  # `any` and `all` take several times as long
         if num_exploring == 0:
             return self._policy.greedy(obs)
-        uniform = (choices * self._policy.num_actions).astype(np.int64)
+        uniform = self._policy.choose(obs, choices)
         return uniform if num_exploring == len(obs) else np.where(explores, uniform, self._policy.greedy(obs))
 
 

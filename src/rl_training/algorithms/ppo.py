@@ -41,6 +41,7 @@ from rl_training.streams import make_stream
 class PPOParams(OnPolicyParams):
     """What `algo_kwargs` may hold. The defaults are those of the paper's continuous-control experiments."""
 
+    uses_action_masks = True
     num_steps: PositiveInt = 2048
     update_epochs: PositiveInt = 10
     """Passes over each rollout."""

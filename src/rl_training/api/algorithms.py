@@ -18,7 +18,6 @@ from rl_training.experiment.checkpointing import (
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.sources import Layer, find_preset, read_yaml, resolve_config
 from rl_training.experiment.validation import nearest_name
-from rl_training.policies.base import Array
 from rl_training.runtime.agents import Agent, build_agent
 from rl_training.runtime.callbacks import Callback, Listener
 from rl_training.runtime.manager import DefaultExperimentManager
@@ -110,9 +109,13 @@ class Algorithm:
         model._live_agent()  # refuses a checkpoint that does not fit, before the first prediction
         return model
 
-    def predict(self, obs: Any, deterministic: bool = True) -> int | Array:
-        """Return the action for one observation (an `int` if it is discrete), or one action per row of a batch."""
-        return self._spec.predict_fn(self._live_agent(), obs, deterministic)
+    def predict(self, obs: Any, deterministic: bool = True, action_masks: Any = None) -> Any:
+        """Return the action for one observation (an `int` if it is discrete), or one action per row of a batch.
+
+        An agent that was trained with masks of legal actions needs those of these observations, unless they are a part
+        of them.
+        """
+        return self._spec.predict_fn(self._live_agent(), obs, deterministic, action_masks)
 
     def evaluate(self, num_episodes: int = 10) -> MetricDict:
         """Play whole episodes with the most likely actions, and return statistics of their returns and lengths."""

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from rl_training.cores import available_cores
+from rl_training.envs.packed import make_legal
 from rl_training.envs.restore import AnyEnv
 from rl_training.envs.subprocesses import SubprocessError, call_in_process
 from rl_training.envs.vector.native import has_native
@@ -42,7 +43,7 @@ def choose_vectorization(config: TrainConfig, make_env: Callable[[], AnyEnv]) ->
     cores, count = available_cores(), config.num_envs
     if count == 1:
         return Vectorization("sync", 1, "one env")
-    if not _forks():
+    if not forks():
         kind = "native" if has_native(config.env_id) else "sync"
         return Vectorization(kind, 1, "processes do not start by fork here")
     try:
@@ -62,7 +63,7 @@ def choose_vectorization(config: TrainConfig, make_env: Callable[[], AnyEnv]) ->
     return Vectorization(fastest, per_worker if fastest == "async" else 1, reason)
 
 
-def _forks() -> bool:
+def forks() -> bool:
     """Return whether processes start as copies of this one; otherwise they may run the user's script again."""
     methods = multiprocessing.get_all_start_methods()  # the default is the first
     return (multiprocessing.get_start_method(allow_none=True) or methods[0]) == "fork"
@@ -81,15 +82,16 @@ def measure_step_seconds(env: AnyEnv) -> float:
     space = env.action_space
     space.seed(0)
     actions = [space.sample() for _ in range(64)]
-    env.reset(seed=0)
     return min(_trial(env, actions) for _ in range(_TRIALS))
 
 
 def _trial(env: AnyEnv, actions: Sequence[Any]) -> float:
+    obs, _ = env.reset(seed=0)
     steps, began = 0, time.perf_counter()
     while time.perf_counter() - began < _TRIAL_SECONDS:
-        _, _, terminated, truncated, _ = env.step(actions[steps % len(actions)])
+        action = make_legal(actions[steps % len(actions)], obs, env.observation_space, env.action_space)
+        obs, _, terminated, truncated, _ = env.step(action)
         if terminated or truncated:
-            env.reset()
+            obs, _ = env.reset()
         steps += 1
     return (time.perf_counter() - began) / steps

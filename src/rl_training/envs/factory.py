@@ -17,9 +17,11 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import DependencyNotInstalled, Error, NameNotFound, NamespaceNotFound, VersionNotFound
 from gymnasium.wrappers import RecordEpisodeStatistics
 
-from rl_training.envs.choosing import choose_vectorization
+from rl_training.envs.choosing import choose_vectorization, forks
+from rl_training.envs.packed import PackedEnv, find_mask, needs_packing
 from rl_training.envs.probes import register_probes
 from rl_training.envs.restore import AnyEnv
+from rl_training.envs.subprocesses import SubprocessError, call_in_process
 from rl_training.envs.vector.batched import BatchedVectorEnv, SingleOfBatch
 from rl_training.envs.vector.native import SeededCartPole
 from rl_training.envs.vector.process import AsyncEpisodeVectorEnv
@@ -37,6 +39,7 @@ from rl_training.trust import admit_env_module
 ANNOUNCED_SECONDS = 3.0  # a warning is shown if building the envs takes longer
 
 _MAX_UNMEASURED_ENVS = 64  # up to this number, the memory of the envs is not estimated
+_MASK_SECONDS = 20.0  # for making one env and resetting it
 WORKER_STEP_TIMEOUT = 5.0  # seconds; a worker process that is only slow is started again at little cost
 _MEASURED_COPIES = 16
 _RSS_NOISE = 2**20  # growth of the process for other reasons
@@ -60,7 +63,7 @@ _EXTRAS = {
 def make_env(config: TrainConfig, env_index: int) -> AnyEnv:
     """Make one environment that reports return and length in `info["episode"]`; the caller closes it."""
     del env_index  # all copies are alike; an episode's seed comes with its reset
-    return RecordEpisodeStatistics(make_single_env(config.env_id, config.env_kwargs))
+    return RecordEpisodeStatistics(env_factory(config)())
 
 
 def resolve_vectorization(config: TrainConfig) -> tuple[TrainConfig, str | None]:
@@ -70,6 +73,40 @@ def resolve_vectorization(config: TrainConfig) -> tuple[TrainConfig, str | None]
     chosen = choose_vectorization(config, env_factory(config))
     changes = {"vectorization": chosen.kind, "envs_per_worker": chosen.envs_per_worker}
     return config.model_copy(update=changes), f"{chosen.kind}: {chosen.reason}"
+
+
+def resolve_action_mask(config: TrainConfig, *, usable: bool) -> tuple[TrainConfig, str | None]:
+    """Return the config with `action_mask: auto` decided, and what was found.
+
+    One env is looked at in a process of its own. If it fails there, the run will name the failure. If the algorithm has
+    no use for a mask, a warning says so.
+    """
+    found = config.action_mask
+    if found == "auto":
+        found = _look_for_mask(config)
+    if found == "off":
+        return config.model_copy(update={"action_mask": "off"}), None
+    if not usable:
+        warnings.warn(
+            f"{config.env_id} gives a mask of legal actions ({found}), which {config.algo} cannot use: it is ignored",
+            stacklevel=2,
+        )
+        return config.model_copy(update={"action_mask": "off"}), None
+    reason = f"{found}: illegal actions are never taken" if config.action_mask == "auto" else None
+    return config.model_copy(update={"action_mask": found}), reason
+
+
+def _look_for_mask(config: TrainConfig) -> str:
+    look = partial(_find_mask, config)
+    try:
+        return call_in_process(look, _MASK_SECONDS) if forks() else look()
+    except SubprocessError:
+        return "off"
+
+
+def _find_mask(config: TrainConfig) -> str:
+    with closing(make_raw_env(config.env_id, config.env_kwargs)) as env:
+        return find_mask(env)
 
 
 def make_vector_env(config: TrainConfig, envs: range | None = None) -> VectorEnv:
@@ -149,7 +186,7 @@ def has_time_limit(config: TrainConfig) -> bool:
 
 def env_factory(config: TrainConfig) -> EnvFactory:
     """Return a function that makes one environment of this config; it can be sent to other processes."""
-    return partial(make_single_env, config.env_id, config.env_kwargs)
+    return partial(make_single_env, config.env_id, config.env_kwargs, config.action_mask)
 
 
 def replay_factory(config: TrainConfig) -> EnvFactory:
@@ -199,7 +236,7 @@ def check_num_envs(config: TrainConfig) -> None:
 
 def _vector_bytes(config: TrainConfig) -> int:
     """Estimate the memory of all envs, their shared arrays and their worker processes."""
-    with closing(make_single_env(config.env_id, config.env_kwargs)) as env:
+    with closing(env_factory(config)()) as env:
         space = env.observation_space
     obs_bytes = 0 if space.shape is None or space.dtype is None else math.prod(space.shape) * space.dtype.itemsize
     total = config.num_envs * (_BOOKKEEPING_BYTES + _OBS_COPIES * obs_bytes)
@@ -230,14 +267,20 @@ def _env_bytes(config: TrainConfig) -> int:
 
 
 def _open_env(config: TrainConfig, opened: ExitStack) -> None:
-    env = opened.enter_context(closing(make_single_env(config.env_id, config.env_kwargs)))
+    env = opened.enter_context(closing(env_factory(config)()))
     try:
         env.reset(seed=0)
     except Exception as error:
         raise EnvironmentStepError(f"{config.env_id}, reset with seed 0: {describe_error(error)}") from error
 
 
-def make_single_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
+def make_single_env(env_id: str, env_kwargs: dict[str, Any], action_mask: str = "off") -> AnyEnv:
+    """Make one environment whose observations and actions are arrays; the caller closes it."""
+    env = make_raw_env(env_id, env_kwargs)
+    return PackedEnv(env, action_mask) if needs_packing(env, action_mask) else env
+
+
+def make_raw_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
     """Make one environment as its registration describes it; the caller closes it."""
     register_probes()
     admit_env_module(env_id)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rl_training.errors import EnvironmentStepError, RLTrainingError, describe_error
+from rl_training.errors import EnvironmentStepError, ObservationError, RLTrainingError, describe_error
 from rl_training.signals import SignalExit
 
 STEP_PATIENCE = 1.0
@@ -62,6 +62,8 @@ class EnvCalls:
         self.begin(locate)
         try:
             yield
+        except ObservationError as error:
+            raise self.error(error) from error
         except RLTrainingError:  # its message is clear already
             raise
         except ENV_FAILURES as failure:
@@ -74,4 +76,4 @@ class EnvCalls:
 def _failure_text(failure: BaseException) -> str:
     if isinstance(failure, SystemExit):
         return f"it called sys.exit({failure.code!r})"
-    return str(failure) if isinstance(failure, EnvInterrupt) else describe_error(failure)
+    return str(failure) if isinstance(failure, (EnvInterrupt, ObservationError)) else describe_error(failure)

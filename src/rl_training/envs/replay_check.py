@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.envs.checks.findings import random_actions
+from rl_training.envs.packed import make_legal
 from rl_training.envs.restore import AnyEnv, restore_env, to_space_dtype
 from rl_training.envs.samples import ReplaySample, add_checksum
 from rl_training.envs.subprocesses import SubprocessError, call_in_process
@@ -82,18 +83,19 @@ def play_samples(make_env: EnvFactory, seed: int) -> Generator[ReplaySample, Non
         while True:
             obs, _ = envs.reset()  # a new episode each time: hidden state comes from earlier episodes
             for _ in range(lengths.integers(_STEPS_BEFORE + 1)):
-                obs = _play_step(envs, next(actions))
+                obs = _play_step(envs, next(actions), obs)
             envs.tracker.begin_samples(envs.state_dict()["states"], obs)
             for _ in range(_STEPS_AFTER):
-                obs = _play_step(envs, next(actions))
+                obs = _play_step(envs, next(actions), obs)
                 if not recorder.recording:
                     break
             yield recorder.samples()[-1]
             recorder.stop()
 
 
-def _play_step(envs: SyncEpisodeVectorEnv, action: Any) -> Any:
-    obs, _, terminated, truncated, _ = envs.step(np.array([action]))
+def _play_step(envs: SyncEpisodeVectorEnv, action: Any, obs: Any) -> Any:
+    legal = make_legal(action, obs[0], envs.single_observation_space, envs.single_action_space)
+    obs, _, terminated, truncated, _ = envs.step(np.array([legal]))
     if terminated[0] or truncated[0]:
         obs, _ = envs.reset()
     return obs

@@ -13,13 +13,14 @@ import torch
 from gymnasium import Env
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit
 
+from rl_training.envs.packed import PackedEnv
 from rl_training.envs.samples import RunningEpisode
 from rl_training.errors import CheckpointError, describe_error
 
 AnyEnv = Env[Any, Any]
 
 # Wrappers without a state of their own, except for the time limit, which `_set_state` sets.
-_PLAIN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics)
+_PLAIN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, PackedEnv)
 _STICKY_TRIES = 50  # each is sticky with a probability of 1/4
 
 

@@ -50,6 +50,17 @@ def _check_vectorization(kind: str) -> str:
     return kind
 
 
+def _check_action_mask(source: str) -> str:
+    if source not in ("auto", "off", "info", "method") and not re.fullmatch(r"observation\.\S+", source):
+        raise ValueError("allowed: auto, off, info, method, observation.NAME")
+    return source
+
+
+def _switch_name(value: Any) -> Any:
+    """Take a bare off, which YAML reads as a truth value, for the word."""
+    return "off" if value is False else value
+
+
 def _check_device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise ValueError("allowed: auto, cpu, cuda, cuda:N, mps")
@@ -146,6 +157,12 @@ class TrainConfig(StrictModel):
     `sync` steps the envs in this process, `async` in worker processes, `native` through Gymnasium's vector version,
     which only some envs have (CartPole). `auto` times one env briefly and chooses the fastest. `package.module:Name` is
     a batched env of another package: a `gymnasium.vector.VectorEnv` without automatic resets.
+    """
+    action_mask: Annotated[Name, BeforeValidator(_switch_name), AfterValidator(_check_action_mask)] = "auto"
+    """Where an env gives the mask of its legal actions; an illegal action is never taken.
+
+    `info` is `info["action_mask"]` after every reset and step, `method` is `env.action_masks()`, `observation.NAME` is
+    an entry of a Dict observation. `auto` finds out. `off` ignores masks.
     """
     envs_per_worker: PositiveInt = 1
     """Number of envs in each worker process of `async`."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -13,6 +14,8 @@ from rl_training.policies.features import Encoder
 from rl_training.policies.networks.protocol import FloatArray, Shape, Trace
 from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.params import make_trained_params
+
+LOWEST_VALUE = -1e30  # of an illegal action; finite, so that a terminal state's discount of 0 still gives 0
 
 
 class QTrace(NamedTuple):
@@ -81,8 +84,20 @@ class QNetwork:
     def greedy(self, obs: Array) -> Array:
         """The best action per row, counted from 0; a state's value is the same for all and does not matter."""
         features: FloatArray = self.encoder.encode_array(obs)
-        best: Array = self.advantage.forward_array(self.params.arrays, features).argmax(axis=1)
+        values = self.advantage.forward_array(self.params.arrays, features)
+        masks = self.encoder.masks_array(obs)
+        best: Array = (values if masks is None else np.where(masks, values, LOWEST_VALUE)).argmax(axis=1)
         return best
+
+    def choose(self, obs: Array, choices: Array) -> Array:
+        """Return the action per row that a number between 0 and 1 chooses: uniform over the legal ones."""
+        masks = self.encoder.masks_array(obs)
+        if masks is None:
+            chosen: Array = (choices * self.num_actions).astype(np.int64)
+            return chosen
+        ranks = (choices * masks.sum(axis=1)).astype(np.int64)
+        legal: Array = (masks.cumsum(axis=1) > ranks[:, None]).argmax(axis=1)
+        return legal
 
     def to_env(self, actions: Array) -> Array:
         """Count from the space's own start."""

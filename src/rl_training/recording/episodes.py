@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 
-from rl_training.envs.factory import make_single_env
+from rl_training.envs.factory import env_factory
 from rl_training.envs.guard import EnvCalls
 from rl_training.envs.rendering import Pixels, draw, make_rendered_env, prepare_headless, render_fps
 from rl_training.envs.restore import AnyEnv
@@ -74,8 +74,7 @@ def play_for_recording(agent: Agent, seeds: Sequence[int], max_steps: int | None
     step_limit = config.eval_max_steps if max_steps is None else max_steps
     with limited_threads(config.num_threads), ExitStack() as stack, Watchdog(config, [calls]):
         envs = [
-            stack.enter_context(closing(_ActionLog(make_single_env(config.env_id, config.env_kwargs))))
-            for _ in range(min(len(seeds), MAX_ENVS))
+            stack.enter_context(closing(_ActionLog(env_factory(config)()))) for _ in range(min(len(seeds), MAX_ENVS))
         ]
         played = EpisodePlayer(envs, calls, name, step_limit).play(agent.learner.policy, seeds, lambda: False)
     actions = {seed: tuple(taken) for env in envs for seed, taken in env.actions.items()}

@@ -11,9 +11,10 @@ from gymnasium import spaces
 from rl_training.algorithms.base import Learner
 from rl_training.envs.episodes import choices_of, out_of_range
 from rl_training.envs.factory import make_env
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, describe_error
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
+from rl_training.packing import PackedActions, PackedObservations, select_row
 from rl_training.policies.base import Array
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.run_utils import limited_threads, refusing_misfits
@@ -71,17 +72,53 @@ def _check_choices(space: spaces.Space[Any], given: Array) -> None:
             raise ConfigError(out_of_range(choices, value))
 
 
-def predict_action(agent: Agent, obs: Any, deterministic: bool = True) -> int | Array:
-    """Return the action for one observation, or one per row of a batch; a single discrete action is an `int`."""
-    given, expected = np.asarray(obs), agent.observation_space.shape
-    single = given.shape == expected
-    if not single and given.shape[1:] != expected:
-        raise ConfigError(
-            f"expected an observation of shape {expected} or a batch of shape (n, *{expected}), got {given.shape}"
-        )
-    _check_choices(agent.observation_space, given)
-    actions = agent.learner.policy.predict(given[None] if single else given, deterministic=deterministic)
+def predict_action(agent: Agent, obs: Any, deterministic: bool = True, action_masks: Any = None) -> Any:
+    """Return an env action for one observation, or one per row of a batch; a single discrete action is an `int`.
+
+    `action_masks` are needed if the agent was trained with masks that are not a part of its observations.
+    """
+    space = agent.observation_space
+    if isinstance(space, PackedObservations):
+        rows, single = _pack_rows(space, obs, action_masks)
+    else:
+        rows, single = _batch_of(space, obs)
+    actions = agent.learner.policy.predict(rows, deterministic=deterministic)
+    if isinstance(agent.action_space, PackedActions):
+        unpacked = [agent.action_space.unpack(row) for row in actions]
+        return unpacked[0] if single else unpacked
     if not single:
         return actions
     action: Array = actions[0]
     return int(action) if isinstance(agent.action_space, spaces.Discrete) else action
+
+
+def _batch_of(space: spaces.Space[Any], obs: Any) -> tuple[Array, bool]:
+    """Return observations as a batch, and whether only one was given."""
+    given, expected = np.asarray(obs), space.shape
+    single = given.shape == expected
+    if not single and given.shape[1:] != expected:
+        raise ConfigError(f"an observation has shape {expected}, a batch (n, *{expected}), given was {given.shape}")
+    _check_choices(space, given)
+    return given[None] if single else given, single
+
+
+def _pack_rows(space: PackedObservations, obs: Any, masks: Any) -> tuple[Array, bool]:
+    """Return nested observations as rows, and whether only one was given."""
+    if masks is None and space.mask is not None:
+        masks = _observed_masks(space, obs)
+    try:
+        first = space.leaves[0]
+        given = np.shape(first.value_in(obs))
+        if given == first.shape:
+            return space.pack(obs, masks)[None], True
+        singles = [select_row(space.original, obs, row) for row in range(given[0])]
+        each = [None] * len(singles) if masks is None else list(masks)
+        return np.stack([space.pack(*pair) for pair in zip(singles, each, strict=True)]), False
+    except (LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"an observation must be one of {space.original}: {describe_error(error)}") from None
+
+
+def _observed_masks(space: PackedObservations, obs: Any) -> Any:
+    if space.without is None:
+        raise ConfigError("this agent was trained with masks of legal actions: give action_masks=")
+    return obs[space.without]

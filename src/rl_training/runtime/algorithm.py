@@ -8,7 +8,6 @@ from rl_training.algorithms.base import LearnerParams
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.locking import RunLock
-from rl_training.policies.base import Array
 from rl_training.runtime.agents import Agent, BuildLearner
 from rl_training.runtime.callbacks import Listener
 from rl_training.runtime.plan import TrainingPlan
@@ -39,7 +38,8 @@ class AlgorithmSpec:
     name: str
     train_fn: TrainFn
     evaluate_fn: Callable[[Agent, int], MetricDict]
-    predict_fn: Callable[[Agent, Any, bool], int | Array]
+    predict_fn: Callable[[Agent, Any, bool, Any], Any]
+    """Takes an agent, observations, whether to be deterministic, and masks of legal actions or none."""
     params_model: type[LearnerParams]
     """What `algo_kwargs` may hold."""
     resolve_params_fn: Callable[[TrainConfig], LearnerParams]

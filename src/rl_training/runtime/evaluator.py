@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl_training.envs.episodes import batch_obs, check_obs, choices_of, reset_place, step_place
-from rl_training.envs.factory import make_single_env
+from rl_training.envs.factory import env_factory
 from rl_training.envs.guard import ENV_FAILURES, RESET_PATIENCE, STEP_PATIENCE, EnvCalls
 from rl_training.envs.restore import AnyEnv
 from rl_training.errors import ConfigError, EnvironmentStepError
@@ -80,7 +80,7 @@ class Evaluator:
     def _make_envs(self, count: int, name: str) -> None:
         for index in range(len(self._envs), count):
             with self.calls.slow(f"{name}, env {{}}, start".format, index):
-                self._envs.append(make_single_env(self._config.env_id, self._config.env_kwargs))
+                self._envs.append(env_factory(self._config)())
 
     def _warn_of_cuts(self, num_cut: int, num_episodes: int) -> None:
         """Warn once, because an env whose episodes never end is cut in every evaluation."""

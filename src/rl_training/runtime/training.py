@@ -11,7 +11,14 @@ from gymnasium import spaces
 
 from rl_training.algorithms.base import LearnerParams, LearnerSetup
 from rl_training.compiling import compiling_pays
-from rl_training.envs.factory import check_num_envs, has_time_limit, make_env, make_vector_env, resolve_vectorization
+from rl_training.envs.factory import (
+    check_num_envs,
+    has_time_limit,
+    make_env,
+    make_vector_env,
+    resolve_action_mask,
+    resolve_vectorization,
+)
 from rl_training.envs.samples import ReplaySample
 from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.errors import RLTrainingError, TrainingInterrupted
@@ -161,13 +168,15 @@ def _build_train_fn(
             check_output_dir(config)
         check_trackers(config)
         config, threads = resolve_threads(config, params)
+        config, mask = resolve_action_mask(config, usable=params.uses_action_masks)
         config, vectorization = resolve_vectorization(config)
         if config.num_envs > _QUICKLY_BUILT:
             plan(config, params)
         # From the first weight on: the number of threads decides the last bits of a matrix product.
         with tuned_for_training(config), closing(make_vector_env(config)) as envs:
             limit = _evaluation_limit(config)
-            decisions = {"num_threads": threads, "vectorization": vectorization, "eval_max_steps": limit}
+            decisions = {"num_threads": threads, "vectorization": vectorization, "action_mask": mask}
+            decisions["eval_max_steps"] = limit
             listeners, scheduled = CallbackList(callbacks), params.scheduled_names()
             options = RunOptions(run_suffix, checkpoint_state, listeners, output_dir, lock, decisions, scheduled)
             parts = wire(config, params, envs)

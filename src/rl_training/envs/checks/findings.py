@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from gymnasium import spaces
 
-from rl_training.envs.factory import make_single_env
+from rl_training.envs.factory import make_raw_env
 from rl_training.envs.restore import AnyEnv
 from rl_training.errors import describe_error
 from rl_training.streams import derive_seed
@@ -48,7 +48,7 @@ class Subject:
 
     def make(self) -> AnyEnv:
         """Make a fresh env; the caller closes it."""
-        return make_single_env(self.env_id, self.env_kwargs)
+        return make_raw_env(self.env_id, self.env_kwargs)
 
 
 Check = Callable[[Subject], Finding]

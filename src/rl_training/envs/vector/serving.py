@@ -27,7 +27,7 @@ from rl_training.envs.episodes import Array, misfit
 from rl_training.envs.restore import AnyEnv, Restored, capture_state
 from rl_training.envs.samples import RunningEpisode
 from rl_training.envs.vector.protocol import EnvFactory
-from rl_training.errors import describe_error
+from rl_training.errors import ObservationError, describe_error
 from rl_training.processes import kill_descendants, kill_group, kill_tree
 from rl_training.signals import STOP_SIGNALS, handled_stop_signals
 
@@ -200,7 +200,7 @@ class EnvServer:
         name, argument = command
         try:
             return pack(self._commands[name](argument))
-        except MisfitError as error:
+        except (MisfitError, ObservationError) as error:
             return pack(Failure(self._current, str(error), traceback.format_exc(), permanent=True))
         except Exception as error:
             return pack(Failure(self._current, describe_error(error), traceback.format_exc(), permanent=False))

@@ -1,0 +1,148 @@
+"""An env at whose door nested observations and actions are packed, with the mask of its legal actions if it has one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import Env, spaces
+
+from rl_training.errors import EnvironmentSetupError, ObservationError
+from rl_training.packing import MASK_NAME, Array, PackedActions, PackedObservations, is_packed_as_observation
+
+MASK_METHOD = "action_masks"
+OBSERVED = "observation."  # before the name of the entry of a Dict observation that holds the mask
+
+AnyEnv = Env[Any, Any]
+
+
+class PackedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Shows observations as rows and takes actions as arrays, whatever the spaces of the env."""
+
+    def __init__(self, env: AnyEnv, action_mask: str = "off") -> None:
+        """`action_mask` says where the mask comes from, as the config field of that name does."""
+        super().__init__(env)
+        self._mask_size = 0 if action_mask in ("off", "auto") else count_choices(env.action_space)
+        self._mask_entry = action_mask.removeprefix(OBSERVED) if action_mask.startswith(OBSERVED) else None
+        self._mask_method = find_mask_method(env) if action_mask == "method" else None
+        _check_source(env, action_mask)
+        self._rows = PackedObservations(env.observation_space, self._mask_size, without=self._mask_entry)
+        self.observation_space = self._rows
+        self._actions = PackedActions(env.action_space) if is_nested(env.action_space) else None
+        if self._actions is not None:
+            self.action_space = self._actions
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._pack(obs, info, ended=False)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take one step."""
+        given = action if self._actions is None else self._actions.unpack(action)
+        obs, reward, terminated, truncated, info = self.env.step(given)
+        row, info = self._pack(obs, info, ended=bool(terminated))
+        return row, reward, terminated, truncated, info
+
+    def _pack(self, obs: Any, info: dict[str, Any], *, ended: bool) -> tuple[Array, dict[str, Any]]:
+        if not self._mask_size:
+            return self._rows.pack(obs), info
+        mask = np.asarray(self._current_mask(obs, info), np.bool_).ravel()
+        if mask.size != self._mask_size:
+            raise ObservationError(f"the action mask has {mask.size} entries, the actions have {self._mask_size}")
+        if not ended:  # nobody acts after an episode has terminated
+            self._check(mask)
+        return self._rows.pack(obs, mask), {key: value for key, value in info.items() if key != MASK_NAME}
+
+    def _current_mask(self, obs: Any, info: dict[str, Any]) -> Any:
+        if self._mask_entry is not None:
+            return obs[self._mask_entry]
+        if self._mask_method is not None:
+            return self._mask_method()
+        if MASK_NAME not in info:
+            raise ObservationError(f'info has no "{MASK_NAME}"; set action_mask: off to do without masks')
+        return info[MASK_NAME]
+
+    def _check(self, mask: Array) -> None:
+        """Refuse a mask that leaves no action."""
+        start = 0
+        for choices in choices_of_actions(self.env.action_space):
+            if not mask[start : start + choices].any():
+                raise ObservationError("the action mask allows no action")
+            start += choices
+
+
+def is_nested(space: spaces.Space[Any]) -> bool:
+    """Return whether a space is a Dict or Tuple."""
+    return isinstance(space, (spaces.Dict, spaces.Tuple))
+
+
+def needs_packing(env: AnyEnv, action_mask: str) -> bool:
+    """Return whether an env's spaces, or its mask, cannot pass as plain arrays."""
+    masked = action_mask not in ("off", "auto")
+    return masked or is_nested(env.action_space) or is_packed_as_observation(env.observation_space)
+
+
+def choices_of_actions(space: spaces.Space[Any]) -> list[int]:
+    """Return how many choices each number of an action has; empty for actions that cannot be masked."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    return [int(n) for n in np.ravel(space.nvec)] if isinstance(space, spaces.MultiDiscrete) else []
+
+
+def count_choices(space: spaces.Space[Any]) -> int:
+    """Return the size of a mask for an action space; refuse spaces that have none."""
+    choices = choices_of_actions(space)
+    if not choices:
+        raise EnvironmentSetupError(
+            f"actions of {space} cannot be masked, only those of Discrete and MultiDiscrete: set action_mask: off"
+        )
+    return sum(choices)
+
+
+def _check_source(env: AnyEnv, action_mask: str) -> None:
+    """Refuse a source of masks that the env does not have; info is only known once the env is reset."""
+    space, name = env.observation_space, action_mask.removeprefix(OBSERVED)
+    if action_mask == "method" and find_mask_method(env) is None:
+        raise EnvironmentSetupError(f"action_mask: method needs an env with a method {MASK_METHOD}()")
+    if action_mask.startswith(OBSERVED) and not (isinstance(space, spaces.Dict) and name in space.spaces):
+        raise EnvironmentSetupError(f"action_mask: {action_mask} needs a Dict observation with an entry '{name}'")
+
+
+def find_mask_method(env: AnyEnv) -> Callable[[], Any] | None:
+    """Return the method that gives the legal actions of an env, or of an env inside its wrappers; none without one."""
+    layer: Any = env
+    while True:
+        method = getattr(layer, MASK_METHOD, None) if MASK_METHOD in dir(type(layer)) else None
+        if callable(method) or layer is env.unwrapped:
+            found: Callable[[], Any] | None = method
+            return found
+        layer = layer.env
+
+
+def find_mask(env: AnyEnv) -> str:
+    """Return where an env gives the mask of its legal actions, as `action_mask` says it; `off` if nowhere.
+
+    This resets the env.
+    """
+    space = env.observation_space
+    if isinstance(space, spaces.Dict) and MASK_NAME in space.spaces:
+        return f"{OBSERVED}{MASK_NAME}"
+    if find_mask_method(env) is not None:
+        return "method"
+    _, info = env.reset(seed=0)
+    return "info" if MASK_NAME in info else "off"
+
+
+def make_legal(action: Any, obs: Array, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> Any:
+    """Return a random action unchanged if the mask in a packed observation allows it, else a legal one in its place."""
+    if not isinstance(observation_space, PackedObservations) or observation_space.mask is None:
+        return action
+    mask = observation_space.read(obs[None], observation_space.mask)[0]
+    numbers, end = np.ravel(action - np.asarray(getattr(action_space, "start", 0))), 0
+    for index, choices in enumerate(choices_of_actions(action_space)):
+        legal = np.flatnonzero(mask[end : end + choices])
+        if numbers[index] not in legal:
+            numbers[index] = legal[numbers[index] % len(legal)]
+        end += choices
+    return numbers.reshape(np.shape(action)) + np.asarray(getattr(action_space, "start", 0))
