@@ -146,7 +146,7 @@ def command(config: TrainConfig, *more: str) -> list[str]:
     values = {**config.env_kwargs, "armed": config.env_kwargs["armed"]}
     assignments = [f"env_kwargs.{name}={json.dumps(value)}" for name, value in values.items()]
     fields = ("num_envs", "eval_interval", "eval_episodes", "log_interval", "checkpoint_interval", "step_timeout")
-    assignments += [f"{name}={getattr(config, name)}" for name in fields]
+    assignments += [f"{name}={getattr(config, name)}" for name in (*fields, "vectorization", "action_mask")]
     assignments += [f"algo_kwargs.{name}={json.dumps(value)}" for name, value in config.algo_kwargs.items()]
     flags = ["--algo", config.algo, "--env", f"sample_envs:{config.env_id}", "--seed", str(config.seed)]
     flags += ["--total-timesteps", str(config.total_timesteps), "--output-dir", str(config.output_dir)]
