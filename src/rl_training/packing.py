@@ -179,6 +179,26 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
+class StackedFrames(spaces.Box):
+    """The space of observations that stack the newest frames along their first axis; images have channels first."""
+
+    def __init__(self, frame: spaces.Box, num_frames: int) -> None:
+        self.num_frames = num_frames
+        low, high = (self.to_frame(bound) for bound in (frame.low, frame.high))
+        super().__init__(
+            np.concatenate([low] * num_frames), np.concatenate([high] * num_frames), dtype=frame.dtype.type
+        )
+
+    @staticmethod
+    def to_frame(obs: Array) -> Array:
+        """Return an observation with a first axis to stack along: images as [channel, height, width]."""
+        if obs.ndim == 2:
+            return obs[None]
+        if obs.ndim == 3 and obs.shape[2] < min(obs.shape[:2]):
+            return np.moveaxis(obs, 2, 0)
+        return obs.reshape(1) if obs.ndim == 0 else obs
+
+
 class PackedActions(spaces.Box):
     """The space of packed actions: rows of float32 numbers, one or more for every part of a Dict or Tuple."""
 

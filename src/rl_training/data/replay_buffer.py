@@ -16,11 +16,11 @@ Array = npt.NDArray[Any]
 Index = npt.NDArray[np.int64]
 
 
-def transition_bytes(obs_shape: Shape, action_shape: Shape, obs_dtype: torch.dtype) -> int:
-    """Return the memory of one stored transition in bytes."""
+def transition_bytes(obs_shape: Shape, action_shape: Shape, obs_dtype: torch.dtype, num_frames: int = 1) -> int:
+    """Return the memory of one stored transition in bytes, if its observation stacks `num_frames` frames."""
     obs_size, flags = int(np.prod(obs_shape)), 3  # reward and the two kinds of ending
     if obs_dtype is torch.uint8:
-        return obs_size + 4 * (int(np.prod(action_shape)) + flags)
+        return obs_size // num_frames + 4 * (int(np.prod(action_shape)) + flags)
     return 4 * (2 * obs_size + int(np.prod(action_shape)) + flags)
 
 
@@ -44,7 +44,9 @@ class ReplayBuffer:
         n_step: int = 1,
         gamma: float = 1.0,
         sampler: Sampler | None = None,
+        num_frames: int = 1,
     ) -> None:
+        """`num_frames` is the number of frames that a byte observation stacks along its first axis."""
         self.capacity = capacity - capacity % num_envs  # whole vector steps, so that each env keeps its rows
         if self.capacity < 1:
             raise ValueError(f"capacity={capacity} cannot hold one step of {num_envs} envs")
@@ -52,7 +54,7 @@ class ReplayBuffer:
         self.obs_shape, self.action_shape = obs_shape, action_shape
         self.obs_dtype, self.action_dtype = obs_dtype, action_dtype
         self.sampler = sampler or UniformSampler(np.random.default_rng())
-        self._frames = FrameStore(self.capacity, num_envs, obs_shape) if obs_dtype is torch.uint8 else None
+        self._frames = FrameStore(self.capacity, num_envs, obs_shape, num_frames) if obs_dtype is torch.uint8 else None
         obs_size = 0 if self._frames else int(np.prod(obs_shape))
         sizes = {"obs": obs_size, "actions": int(np.prod(action_shape)), "rewards": 1}
         sizes |= {"dones": 1, "truncated": 1, "next_obs": obs_size}
@@ -80,7 +82,8 @@ class ReplayBuffer:
         given = {"actions": actions, "rewards": rewards, "dones": dones, "truncated": truncated}
         if self._frames:
             ended = np.reshape(dones, count).astype(np.bool_) | np.asarray(truncated, dtype=np.bool_)
-            self._frames.write(rows, np.asarray(obs), np.asarray(next_obs), ended)
+            numbers = np.arange(self.added, self.added + count)
+            self._frames.write(numbers, np.asarray(obs), np.asarray(next_obs), ended)
         else:
             given |= {"obs": obs, "next_obs": next_obs}
         packed = np.empty((count, self._array.shape[1]), np.float32)
@@ -96,6 +99,11 @@ class ReplayBuffer:
         """Return the rows of the transitions numbered from `first` up to, but not including, `end`."""
         return np.arange(first, end) % self.capacity
 
+    def _numbers_of(self, rows: Index) -> Index:
+        """Return the numbers of the transitions in these rows."""
+        numbers: Index = self.added - 1 - (self.added - 1 - rows) % self.capacity
+        return numbers
+
     def cut(self, envs: Sequence[int], last_obs: Any = None) -> None:
         """Treat the running episodes of `envs` as truncated after their newest step: they will not be continued.
 
@@ -109,7 +117,7 @@ class ReplayBuffer:
         columns = {name: self._array[:, self._columns[name]] for name in ("dones", "truncated")}
         columns["truncated"][newest] = np.maximum(columns["truncated"][newest], 1.0 - columns["dones"][newest])
         if self._frames:
-            self._frames.cut(newest)
+            self._frames.cut(self._numbers_of(newest))
 
     def sample(self, batch_size: int) -> dict[str, Tensor]:
         """Draw a batch with replacement.
@@ -132,7 +140,7 @@ class ReplayBuffer:
         batch: dict[str, Array] = {name: packed[:, columns[name].start] for name in ("rewards", "dones", "truncated")}
         batch["actions"] = self._unpack(packed, columns["actions"], self.action_shape, self.action_dtype)
         if self._frames:
-            batch["obs"], batch["next_obs"] = self._frames.read(rows)
+            batch["obs"], batch["next_obs"] = self._frames.read(self._numbers_of(rows))
             return batch
         for name in ("obs", "next_obs"):
             batch[name] = self._unpack(packed, columns[name], self.obs_shape, self.obs_dtype)
@@ -180,11 +188,11 @@ class ReplayBuffer:
             "size": self._size,
             "blocks": [block] if len(places) else [],
             "sampler": self.sampler.state_dict(),
-            "open_ends": self._frames.open_ends() if self._frames else {},
+            **(self._frames.state_dict(self.added - self._size) if self._frames else {"open_ends": {}}),
         }
 
     def _block(self, places: Index) -> dict[str, Tensor]:
-        frames = self._frames.block(places) if self._frames else {}
+        frames = self._frames.block(self._numbers_of(places)) if self._frames else {}
         return {"rows": self._rows[torch.from_numpy(places)], **frames}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -204,7 +212,7 @@ class ReplayBuffer:
             raise ValueError(f"transitions {known} to {added - 1} are missing")
         self.sampler.load_state_dict(state["sampler"])
         if self._frames:
-            self._frames.load_open_ends(state["open_ends"])
+            self._frames.load_state_dict(state, added - size)
 
     def _load_block(self, first: int, content: dict[str, Tensor], known: int) -> int:
         """Load the transitions of a block that are not too old.
@@ -218,5 +226,5 @@ class ReplayBuffer:
         places = self._rows_of(max(first, oldest), max(end, oldest))
         self._rows[torch.from_numpy(places)] = rows[len(rows) - len(places) :]
         if self._frames:
-            self._frames.load_block(places, content)
+            self._frames.load_block(np.arange(max(first, oldest), max(end, oldest)), content)
         return max(known, end)

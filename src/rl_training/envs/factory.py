@@ -18,7 +18,7 @@ from gymnasium.error import DependencyNotInstalled, Error, NameNotFound, Namespa
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rl_training.envs.choosing import choose_vectorization, forks
-from rl_training.envs.packed import PackedEnv, find_mask, needs_packing
+from rl_training.envs.packed import PackedEnv, StackedEnv, find_mask, needs_packing
 from rl_training.envs.probes import register_probes
 from rl_training.envs.restore import AnyEnv
 from rl_training.envs.subprocesses import SubprocessError, call_in_process
@@ -186,7 +186,7 @@ def has_time_limit(config: TrainConfig) -> bool:
 
 def env_factory(config: TrainConfig) -> EnvFactory:
     """Return a function that makes one environment of this config; it can be sent to other processes."""
-    return partial(make_single_env, config.env_id, config.env_kwargs, config.action_mask)
+    return partial(make_single_env, config.env_id, config.env_kwargs, config.action_mask, config.frame_stack)
 
 
 def replay_factory(config: TrainConfig) -> EnvFactory:
@@ -274,9 +274,11 @@ def _open_env(config: TrainConfig, opened: ExitStack) -> None:
         raise EnvironmentStepError(f"{config.env_id}, reset with seed 0: {describe_error(error)}") from error
 
 
-def make_single_env(env_id: str, env_kwargs: dict[str, Any], action_mask: str = "off") -> AnyEnv:
+def make_single_env(env_id: str, env_kwargs: dict[str, Any], action_mask: str = "off", frame_stack: int = 1) -> AnyEnv:
     """Make one environment whose observations and actions are arrays; the caller closes it."""
     env = make_raw_env(env_id, env_kwargs)
+    if frame_stack > 1:
+        env = StackedEnv(env, frame_stack)
     return PackedEnv(env, action_mask) if needs_packing(env, action_mask) else env
 
 

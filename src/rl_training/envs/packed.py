@@ -8,12 +8,46 @@ import numpy as np
 from gymnasium import Env, spaces
 
 from rl_training.errors import EnvironmentSetupError, ObservationError
-from rl_training.packing import MASK_NAME, Array, PackedActions, PackedObservations, is_packed_as_observation
+from rl_training.packing import (
+    MASK_NAME,
+    Array,
+    PackedActions,
+    PackedObservations,
+    StackedFrames,
+    is_packed_as_observation,
+)
 
 MASK_METHOD = "action_masks"
 OBSERVED = "observation."  # before the name of the entry of a Dict observation that holds the mask
 
 AnyEnv = Env[Any, Any]
+
+
+class StackedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Shows the newest frames in one observation; the first frame of an episode is repeated."""
+
+    def __init__(self, env: AnyEnv, num_frames: int) -> None:
+        super().__init__(env)
+        if not isinstance(env.observation_space, spaces.Box):
+            raise EnvironmentSetupError(
+                f"frame_stack={num_frames} needs Box observations, the observation space is {env.observation_space}"
+            )
+        self.observation_space = StackedFrames(env.observation_space, num_frames)
+        self._num_frames = num_frames
+        self._stack = np.zeros(0)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._stack = np.concatenate([StackedFrames.to_frame(np.asarray(obs))] * self._num_frames)
+        return self._stack, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take one step."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        frame = StackedFrames.to_frame(np.asarray(obs))
+        self._stack = np.concatenate([self._stack[len(frame) :], frame])
+        return self._stack, reward, terminated, truncated, info
 
 
 class PackedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):

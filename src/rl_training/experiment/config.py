@@ -164,6 +164,8 @@ class TrainConfig(StrictModel):
     `info` is `info["action_mask"]` after every reset and step, `method` is `env.action_masks()`, `observation.NAME` is
     an entry of a Dict observation. `auto` finds out. `off` ignores masks.
     """
+    frame_stack: Annotated[PositiveInt, Field(le=64)] = 1
+    """Number of newest frames in one observation; replay buffers store each frame of bytes once."""
     envs_per_worker: PositiveInt = 1
     """Number of envs in each worker process of `async`."""
     step_timeout: Annotated[Float, Field(gt=0.0, le=86_400.0)] | None = None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl_training.errors import EnvironmentSetupError
 from rl_training.memory import check_memory
-from rl_training.packing import Leaf, PackedObservations, nest
+from rl_training.packing import Leaf, PackedObservations, StackedFrames, nest
 from rl_training.policies.base import Array
 
 SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
@@ -251,6 +251,8 @@ class Encoder:
         self.shape: tuple[int, ...] = space.shape or ()
         """The shape of one stored observation."""
         self.storage_dtype = _storage_dtype(space)
+        self.num_frames = space.num_frames if isinstance(space, StackedFrames) else 1
+        """How many frames an observation stacks along its first axis."""
         self.feature_shape = self.shape if self._packed is None and self.shape else (self.size,)
         """The shape that a network may give to one row of features."""
         self._num_vector = sum(part.stop - part.start for part in self.parts if part.kind == "vector")

@@ -89,6 +89,7 @@ def build_replay(config: TrainConfig, learner: OffPolicyLearner) -> ReplayBuffer
         n_step=params.n_step,
         gamma=params.gamma,
         sampler=params.make_sampler(make_stream(config.seed, "replay")),
+        num_frames=policy.encoder.num_frames,
     )
 
 
@@ -102,7 +103,8 @@ def wire_off_policy(config: TrainConfig, learner: OffPolicyLearner, envs: Vector
 def replay_bytes(learner: OffPolicyLearner) -> int:
     """Return the memory of the learner's replay buffer and its sampler in bytes."""
     encoder = learner.policy.encoder
-    row = transition_bytes(encoder.shape, learner.policy.action_shape, encoder.storage_dtype)
+    action_shape, num_frames = learner.policy.action_shape, encoder.num_frames
+    row = transition_bytes(encoder.shape, action_shape, encoder.storage_dtype, num_frames)
     return learner.params.buffer_capacity * row + learner.params.sampler_bytes
 
 
