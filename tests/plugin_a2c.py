@@ -17,7 +17,7 @@ from rl_training.algorithms.base import (
     UpdateResult,
 )
 from rl_training.algorithms.optimizer import Optimizer
-from rl_training.algorithms.ppo import AdvantageEstimator
+from rl_training.algorithms.ppo import AdvantageEstimator, make_noise
 from rl_training.policies.acting import Actor, SamplingActor
 from rl_training.policies.actor_critic import ActorCritic, OutputGradients
 from rl_training.runtime.on_policy import on_policy_algorithm
@@ -56,8 +56,7 @@ class A2CLearner:
         )
 
     def make_actor(self, envs: Sequence[int]) -> Actor:
-        kind, size = self.policy.distribution.noise_kind, self.policy.distribution.num_noise
-        return SamplingActor(self.policy, self._setup.draws(kind, size, "acting", envs))
+        return SamplingActor(self.policy, make_noise(self._setup, self.policy.distribution.noise, envs))
 
     def compute_advantages(self, rollout: Any, last_obs: Any) -> None:
         self._advantages.compute(rollout, last_obs)
@@ -66,6 +65,8 @@ class A2CLearner:
         learning_rate = self.params.learning_rate.value(step, self._setup.total_timesteps)
         (batch,) = rollout.iter_minibatches(minibatch_size=len(rollout), shuffle=False)
         batch = {name: field.to(self._setup.device) for name, field in batch.items()}
+        masks = self.policy.masks(batch["obs"])
+        batch |= {} if masks is None else {"masks": masks}
         batch["obs"] = self.policy.encoder.encode_tensor(batch["obs"])
         metrics = self.apply(GradientStep("gradient step", batch, {"learning_rate": learning_rate}))
         self.policy.params.sync_host()
@@ -75,7 +76,7 @@ class A2CLearner:
     def _gradients(self, networks: Networks, batch: Batch, settings: Settings) -> LossGradients:
         del settings
         params, size = networks["policy"], len(batch["advantages"])
-        evaluation = self.policy.evaluate(params, batch["obs"], batch["actions"])
+        evaluation = self.policy.evaluate(params, batch["obs"], batch["actions"], batch.get("masks"))
         output, errors = evaluation.output, evaluation.output.values - batch["returns"]
         policy_losses = -batch["advantages"] * output.logprobs
         totals = policy_losses + self.params.vf_coef * 0.5 * errors.square() - self.params.ent_coef * output.entropy

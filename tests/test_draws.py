@@ -16,7 +16,7 @@ from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.training import resolve_learner_params
 
 RHO = 0.8
-KINDS = pytest.mark.parametrize("kind", ["uniform", "normal", "gumbel"])
+KINDS = pytest.mark.parametrize("kind", ["uniform", "normal", "gumbel", "logistic"])
 
 
 def make_draws(kind: Kind = "normal", size: int = 2, num_envs: int = 1_000, **changes: Any) -> Draws:
@@ -64,6 +64,8 @@ def test_numbers_have_the_distribution_of_their_kind(kind: Kind) -> None:
         assert 0.0 <= numbers[0] < numbers[-1] < 1.0
     elif kind == "gumbel":
         shares = np.exp(-np.exp(-numbers))
+    elif kind == "logistic":
+        shares = 1.0 / (1.0 + np.exp(-numbers))
     else:
         import torch
 

@@ -31,7 +31,8 @@ from rl_training.experiment.validation import (
     PositiveInt,
     config_error,
 )
-from rl_training.policies.acting import Actor, SamplingActor
+from rl_training.packing import PackedActions
+from rl_training.policies.acting import Actor, JoinedDraws, Noise, NoiseParts, SamplingActor
 from rl_training.policies.actor_critic import ActorCritic, OutputGradients
 from rl_training.policies.base import Array, PolicyOutput
 from rl_training.policies.features import RewardNormalizer
@@ -178,7 +179,7 @@ class AdvantageEstimator:
         steps = max(1, _BULK_ROWS // rollout.num_envs)
         for part in (slice(start, start + steps) for start in range(0, rollout.num_steps, steps)):
             obs, actions = rollout.obs[part].flatten(0, 1).to(device), rollout.actions[part].flatten(0, 1).to(device)
-            output = policy.evaluate(params, policy.encoder.encode_tensor(obs), actions).output
+            output = policy.evaluate(params, policy.encoder.encode_tensor(obs), actions, policy.masks(obs)).output
             rollout.values[part] = output.values.view(-1, rollout.num_envs)
             rollout.logprobs[part] = output.logprobs.view(-1, rollout.num_envs)
         following = torch.as_tensor(last_obs).to(rollout.obs.dtype)
@@ -194,11 +195,19 @@ class AdvantageEstimator:
         )
 
 
+def make_noise(setup: LearnerSetup, parts: NoiseParts, envs: Sequence[int], correlation: float = 0.0) -> Noise:
+    """Return the noise of a policy that acts in these envs; only noise of a single kind can be correlated."""
+    if len(parts) == 1:
+        return setup.noise(*parts[0], correlation, envs)
+    return JoinedDraws([setup.draws(*part, f"acting.{index}", envs) for index, part in enumerate(parts)])
+
+
 class PPOLearner:
     """Learns from rollouts: advantages first, then epochs of minibatches."""
 
     def __init__(self, params: PPOParams, setup: LearnerSetup) -> None:
-        if params.noise_correlation and not isinstance(setup.action_space, spaces.Box):
+        continuous = isinstance(setup.action_space, spaces.Box) and not isinstance(setup.action_space, PackedActions)
+        if params.noise_correlation and not continuous:
             raise EnvironmentSetupError(
                 f"noise_correlation={params.noise_correlation} needs continuous actions, the action space is "
                 f"{setup.action_space}; leave it out"
@@ -225,8 +234,8 @@ class PPOLearner:
 
     def make_actor(self, envs: Sequence[int]) -> Actor:
         """Return what only picks actions; values and log-probs come in bulk with `compute_advantages`."""
-        kind, size = self.policy.distribution.noise_kind, self.policy.distribution.num_noise
-        return SamplingActor(self.policy, self._setup.noise(kind, size, self.params.noise_correlation, envs))
+        noise = make_noise(self._setup, self.policy.distribution.noise, envs, self.params.noise_correlation)
+        return SamplingActor(self.policy, noise)
 
     def compute_advantages(self, rollout: RolloutBuffer, last_obs: Array) -> None:
         """Fill in values, log-probs, advantages and returns; `last_obs` [env, ...] follows the newest step."""
@@ -252,18 +261,24 @@ class PPOLearner:
         return UpdateResult(metrics, num_gradient_steps=len(applied))
 
     def _minibatches(self, rollout: RolloutBuffer) -> Iterator[Batch]:
-        """Give the minibatches of all epochs on the learner's device, with features in place of observations."""
+        """Give the minibatches of all epochs on the learner's device.
+
+        They have features in place of observations, and `masks` if the policy uses masks.
+        """
         device = self.policy.params.flat.device
         size = self.params.minibatch_size
         for _ in range(self.params.update_epochs):
             for batch in rollout.iter_minibatches(minibatch_size=size, shuffle=True, generator=self._stream):
                 moved = {name: field.to(device) for name, field in batch.items()}
+                masks = self.policy.masks(moved["obs"])
+                if masks is not None:
+                    moved["masks"] = masks
                 moved["obs"] = self.policy.encoder.encode_tensor(moved["obs"])
                 yield moved
 
     def _gradients(self, networks: Networks, batch: Batch, settings: Settings) -> LossGradients:
         params = networks["policy"]
-        evaluation = self.policy.evaluate(params, batch["obs"], batch["actions"])
+        evaluation = self.policy.evaluate(params, batch["obs"], batch["actions"], batch.get("masks"))
         metrics, outer = ppo_loss(evaluation.output, batch, self.params, settings["clip_coef"])
         return LossGradients(self.policy.gradients(params, evaluation, outer), metrics)
 

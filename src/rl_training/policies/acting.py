@@ -17,7 +17,9 @@ from rl_training.policies.base import Array
 from rl_training.policies.networks.protocol import Shape
 from rl_training.streams import derive_keys
 
-Kind = Literal["uniform", "normal", "gumbel"]
+Kind = Literal["uniform", "normal", "gumbel", "logistic"]
+NoiseParts = tuple[tuple[Kind, int], ...]
+"""The kinds of the random numbers in a row, from left to right, and how many there are of each."""
 Keys = npt.NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -70,7 +72,15 @@ def draw(kind: Kind, shape: Shape, stream: np.random.Generator) -> Array:
     """Draw numbers of one kind from an ordinary generator, for predictions."""
     if kind == "normal":
         return stream.standard_normal(shape, dtype=np.float32)
-    return stream.gumbel(size=shape).astype(np.float32) if kind == "gumbel" else stream.random(shape)
+    if kind == "uniform":
+        return stream.random(shape)
+    drawn = stream.gumbel(size=shape) if kind == "gumbel" else stream.logistic(size=shape)
+    return drawn.astype(np.float32)
+
+
+def draw_rows(parts: NoiseParts, num_rows: int, stream: np.random.Generator) -> Array:
+    """Draw rows of numbers of several kinds from an ordinary generator, for predictions."""
+    return np.hstack([draw(kind, (num_rows, size), stream) for kind, size in parts])
 
 
 class Draws:
@@ -126,12 +136,34 @@ def _transform(kind: Kind, hashed: Keys) -> Array:
     """Turn 64 random bits into a number of the given kind."""
     if kind == "uniform":
         return np.asarray((hashed >> np.uint64(11)) * 2.0**-53)
-    if kind == "gumbel":
+    if kind in ("gumbel", "logistic"):
         between = np.add(hashed >> np.uint64(12), 0.5) * 2.0**-52  # neither 0 nor 1
-        return np.asarray(-np.log(-np.log(between)), dtype=np.float32)
+        numbers = -np.log(-np.log(between)) if kind == "gumbel" else np.log(between) - np.log1p(-between)
+        return np.asarray(numbers, dtype=np.float32)
     radii = np.sqrt(-2.0 * np.log(np.add(hashed >> _HALF, 0.5) * 2.0**-32))  # Box and Muller 1958
     angles = np.multiply(hashed & np.uint64(2**32 - 1), 2.0 * math.pi * 2.0**-32)
     return np.asarray(radii * np.cos(angles), dtype=np.float32)
+
+
+class JoinedDraws:
+    """Numbers of several kinds side by side; each part has a purpose of its own, and so numbers of its own."""
+
+    def __init__(self, parts: Sequence[Draws]) -> None:
+        self._parts = parts
+
+    def at(self, step: int) -> Array:
+        """Return the numbers [env, size] of all parts for env step `step`."""
+        return np.hstack([part.at(step) for part in self._parts])
+
+    def begin_episodes(self, begun: Array) -> None:
+        """Do nothing: no number depends on an earlier one."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: no number depends on an earlier one."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: no number depends on an earlier one."""
 
 
 class CorrelatedDraws:

@@ -7,7 +7,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rl_training.policies.acting import draw
+from rl_training.errors import EnvironmentSetupError
+from rl_training.policies.acting import draw_rows
 from rl_training.policies.base import Array, PolicyOutput
 from rl_training.policies.distributions import LOG_STD, Scores, build_distribution
 from rl_training.policies.features import Encoder
@@ -51,6 +52,7 @@ class ActorCritic:
         """`log_std` is the initial log standard deviation of continuous actions."""
         self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
         self.distribution = build_distribution(action_space)
+        self._masked = self._can_use_masks(action_space)
         self.actor = network.build("actor", self.encoder.feature_shape, self.distribution.num_outputs)
         self.critic = network.build("critic", self.encoder.feature_shape, 1)
         shapes = {**self.actor.shapes, **self.critic.shapes, **self.distribution.shapes}
@@ -58,6 +60,16 @@ class ActorCritic:
         self.action_shape, self.action_dtype = self.distribution.action_shape, self.distribution.action_dtype
         self._stream = make_stream(seed, "predictions")
         self._initialise(make_torch_generator(seed, "initialisation"), log_std)
+
+    def _can_use_masks(self, action_space: spaces.Space[Any]) -> bool:
+        """Return whether observations have masks that the distribution can use; refuse masks of another size."""
+        given, expected = self.encoder.mask_size, self.distribution.mask_size
+        if given and expected and given != expected:
+            raise EnvironmentSetupError(
+                f"the action mask has {given} entries, but the action space {action_space} has {expected} choices: "
+                f"let the env give a mask of {expected} entries, one per choice"
+            )
+        return bool(given and expected)
 
     def _initialise(self, generator: torch.Generator, log_std: float) -> None:
         """Random weights from `generator`, which is on the CPU so that every device starts alike."""
@@ -69,10 +81,19 @@ class ActorCritic:
             params[LOG_STD].fill_(log_std)
         self.params.set(start)
 
+    def masks(self, obs: Tensor) -> Tensor | None:
+        """Return which choices are legal in stored observations [batch, ...]; none if the policy uses no masks."""
+        return self.encoder.masks_tensor(obs) if self._masked else None
+
+    def _forward_array(self, obs: Array) -> tuple[Array, Array | None]:
+        """Return the actor's outputs for observations [batch, ...], and which choices are legal."""
+        outputs = self.actor.forward_array(self.params.arrays, self.encoder.encode_array(obs))
+        return outputs, self.encoder.masks_array(obs) if self._masked else None
+
     def sample(self, obs: Array, noise: Array) -> Array:
         """Return actions for observations [batch, ...] and noise [batch, size], in the policy's own space."""
-        outputs = self.actor.forward_array(self.params.arrays, self.encoder.encode_array(obs))
-        return self.distribution.sample(self.params.arrays, outputs, noise)
+        outputs, masks = self._forward_array(obs)
+        return self.distribution.sample(self.params.arrays, outputs, noise, masks)
 
     def to_env(self, actions: Array) -> Array:
         """What the env receives for `actions`."""
@@ -81,15 +102,15 @@ class ActorCritic:
     def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
         """Return env actions for observations [batch, ...]: the likeliest, or drawn."""
         if not deterministic:
-            shape = (len(obs), self.distribution.num_noise)
-            return self.to_env(self.sample(obs, draw(self.distribution.noise_kind, shape, self._stream)))
-        outputs = self.actor.forward_array(self.params.arrays, self.encoder.encode_array(obs))
-        return self.to_env(self.distribution.mode(outputs))
+            return self.to_env(self.sample(obs, draw_rows(self.distribution.noise, len(obs), self._stream)))
+        return self.to_env(self.distribution.mode(*self._forward_array(obs)))
 
-    def evaluate(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> Evaluation:
-        """Score stored actions under `params`."""
+    def evaluate(
+        self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor, masks: Tensor | None = None
+    ) -> Evaluation:
+        """Score stored actions under `params`; `masks` come from the same observations as the features."""
         actor, critic = self.actor.trace(params, features), self.critic.trace(params, features)
-        scores = self.distribution.score(params, actor.outputs, actions)
+        scores = self.distribution.score(params, actor.outputs, actions, masks)
         output = PolicyOutput(actions, scores.logprobs, critic.outputs.squeeze(1), scores.entropies)
         return Evaluation(output, actor, critic, scores)
 
