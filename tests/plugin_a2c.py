@@ -16,7 +16,7 @@ from rl_training.algorithms.base import (
     Settings,
     UpdateResult,
 )
-from rl_training.algorithms.optimizer import Optimizer
+from rl_training.algorithms.optimizer import Optimizer, make_rule
 from rl_training.algorithms.ppo import AdvantageEstimator, make_noise
 from rl_training.policies.acting import Actor, SamplingActor
 from rl_training.policies.actor_critic import ActorCritic, OutputGradients
@@ -50,7 +50,7 @@ class A2CLearner:
         self._optimizer = Optimizer(
             {"policy": self.policy.params},
             self._gradients,
-            eps=1e-5,
+            make_rule(params, eps=1e-5),
             max_norm=params.max_grad_norm,
             compile_as=setup.compile_as,
         )
@@ -96,13 +96,13 @@ class A2CLearner:
     def state_dict(self) -> dict[str, Any]:
         return {
             "policy": self.policy.state_dict(),
-            "optimizer": self._optimizer.adam.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
             "rewards": self._advantages.rewards.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy.load_state_dict(state["policy"])
-        self._optimizer.adam.load_state_dict(state["optimizer"])
+        self._optimizer.load_state_dict(state["optimizer"])
         self._advantages.rewards.load_state_dict(state["rewards"])
 
 

@@ -18,7 +18,7 @@ from rl_training.algorithms.base import (
     Settings,
     UpdateResult,
 )
-from rl_training.algorithms.optimizer import Optimizer, mean_metrics
+from rl_training.algorithms.optimizer import Optimizer, make_rule, mean_metrics
 from rl_training.policies.acting import Actor, SamplingActor, WarmUpActor
 from rl_training.policies.soft_actor_critic import SquashedActor, TwinCritics
 from rl_training.runtime.off_policy import off_policy_algorithm
@@ -67,11 +67,12 @@ class TD3Learner:
         self._stream = make_stream(setup.seed, "update_noise")
         actor, critics = self.policy.params, self.critics.params
         targets = {"target_actor": self._target_actor, "target_critics": self._target_critics}
+        rule = make_rule(params)
         self._critic_optimizer = Optimizer(
-            {"critics": critics, **targets}, self._critic_gradients, compile_as=setup.compile_as
+            {"critics": critics, **targets}, self._critic_gradients, rule, compile_as=setup.compile_as
         )
         self._actor_optimizer = Optimizer(
-            {"actor": actor, "critics": critics}, self._actor_gradients, compile_as=setup.compile_as
+            {"actor": actor, "critics": critics}, self._actor_gradients, rule, compile_as=setup.compile_as
         )
         self.normalizer = ExperienceNormalizer(self.policy.encoder, params)
         self._num_updates = 0
@@ -145,7 +146,7 @@ class TD3Learner:
             "policy": self.policy.state_dict(),
             "critics": self.critics.params.state_dict(),
             "targets": [self._target_actor.state_dict(), self._target_critics.state_dict()],
-            "optimizers": [self._actor_optimizer.adam.state_dict(), self._critic_optimizer.adam.state_dict()],
+            "optimizers": [self._actor_optimizer.state_dict(), self._critic_optimizer.state_dict()],
             "rewards": self.normalizer.rewards.state_dict(),
             "stream": self._stream.bit_generator.state,
             "num_updates": self._num_updates,
@@ -157,7 +158,7 @@ class TD3Learner:
         for target, saved in zip((self._target_actor, self._target_critics), state["targets"], strict=True):
             target.load_state_dict(saved)
         for one, saved in zip((self._actor_optimizer, self._critic_optimizer), state["optimizers"], strict=True):
-            one.adam.load_state_dict(saved)
+            one.load_state_dict(saved)
         self.normalizer.rewards.load_state_dict(state["rewards"])
         self._stream.bit_generator.state = state["stream"]
         self._num_updates = int(state["num_updates"])

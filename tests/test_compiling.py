@@ -23,7 +23,7 @@ from test_exact_resume import SignalAt, train
 import rl_training
 from rl_training.algorithms import step_packages
 from rl_training.algorithms.base import Batch, GradientStep, LossGradients, Networks, Settings
-from rl_training.algorithms.optimizer import Optimizer, WholeStep
+from rl_training.algorithms.optimizer import Adam, AdamW, Optimizer, RMSprop, WholeStep
 from rl_training.algorithms.step_packages import KEPT_PACKAGES, forget_old, package_key
 from rl_training.compiling import cache_dir, compiling_pays, remember_compiling
 from rl_training.errors import NonFiniteUpdateError
@@ -38,8 +38,8 @@ NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a
 RUNS = [
     ("ppo", "CartPole-v1", {"minibatch_size": 24}),  # the last minibatch of 64 is a smaller one
     ("ppo", "Pendulum-v1", {}),
-    ("dqn", "CartPole-v1", {"double": True, "dueling": True, "prioritized": True}),
-    ("sac", "Pendulum-v1", {"policy_delay": 2}),
+    ("dqn", "CartPole-v1", {"double": True, "dueling": True, "prioritized": True, "optimizer": "rmsprop"}),
+    ("sac", "Pendulum-v1", {"policy_delay": 2, "optimizer": "adamw", "weight_decay": 0.01}),
 ]
 
 
@@ -154,7 +154,7 @@ class Bystander:
 @NEEDS_COMPILER
 def test_a_loss_that_would_not_see_its_tensors_change_is_not_compiled() -> None:
     params = HostedParams({"weights": (16,)}, torch.device("cpu"))
-    optimizer = Optimizer({"net": params}, Bystander().compute, compile_as="this test")
+    optimizer = Optimizer({"net": params}, Bystander().compute, Adam(), compile_as="this test")
     with pytest.warns(UserWarning, match="depends on tensors beside its networks, batch and settings"):
         optimizer.apply(GradientStep("step", {"actions": torch.ones(16)}, {"learning_rate": 0.1}))
     assert params.flat.tolist() == pytest.approx([-0.1] * 16)
@@ -162,7 +162,7 @@ def test_a_loss_that_would_not_see_its_tensors_change_is_not_compiled() -> None:
 
 def test_a_package_is_only_for_what_it_was_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = FlatLayout({"weights": (16,)})
-    step = WholeStep(Bystander().compute, {"net": layout}, ("actions",), ("learning_rate",), eps=1e-8, max_norm=1.0)
+    step = WholeStep(Bystander().compute, {"net": layout}, ("actions",), ("learning_rate",), (), Adam(), max_norm=1.0)
     inputs = [torch.ones(16)]
     keys = {
         package_key(step, inputs, "a run"),
@@ -170,12 +170,16 @@ def test_a_package_is_only_for_what_it_was_compiled_for(monkeypatch: pytest.Monk
         package_key(step, [torch.ones(32)[::2]], "a run"),
         package_key(step, [torch.ones(16).double()], "a run"),
         package_key(replace(step, max_norm=0.5), inputs, "a run"),
+        package_key(replace(step, rule=AdamW()), inputs, "a run"),
+        package_key(replace(step, rule=RMSprop()), inputs, "a run"),
+        package_key(replace(step, rule=Adam(eps=1e-5)), inputs, "a run"),
+        package_key(replace(step, rule=Adam(weight_decay=1e-5)), inputs, "a run"),
         package_key(replace(step, compute=Bystander().compute_other), inputs, "a run"),
         package_key(replace(step, layouts={"net": FlatLayout({"weights": (4, 4)})}), inputs, "a run"),
     }
     monkeypatch.setattr(step_packages, "cpu_features", lambda: "fewer")
     keys.add(package_key(step, inputs, "a run"))
-    assert len(keys) == 8
+    assert len(keys) == 12
     assert package_key(replace(step), [torch.zeros(16)], "a run") in keys
 
 
@@ -185,7 +189,7 @@ def test_a_package_is_only_for_the_source_it_was_compiled_from(tmp_path: Path, m
     module_path.write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     compute = importlib.import_module("loss_from_elsewhere").compute
-    step = WholeStep(compute, {"net": FlatLayout({"weights": (16,)})}, ("actions",), (), eps=1e-8, max_norm=1.0)
+    step = WholeStep(compute, {"net": FlatLayout({"weights": (16,)})}, ("actions",), (), (), Adam(), max_norm=1.0)
     first = package_key(step, [torch.ones(16)], "a run")
     module_path.write_text(source.replace("NotImplementedError", "ValueError"))
     assert package_key(step, [torch.ones(16)], "a run") != first
@@ -197,9 +201,10 @@ def test_a_package_is_only_for_the_algorithms_it_was_compiled_from(tmp_path: Pat
     """A copy of the package with one line changed must not load what the original has compiled."""
     code = (
         "import torch; from rl_training.algorithms.step_packages import package_key; "
-        "from rl_training.algorithms.optimizer import WholeStep; from rl_training.policies.params import FlatLayout; "
+        "from rl_training.algorithms.optimizer import Adam, WholeStep; "
+        "from rl_training.policies.params import FlatLayout; "
         "from rl_training.algorithms.dqn import huber_loss as loss; "
-        "step = WholeStep(loss, {'net': FlatLayout({'weights': (16,)})}, ('actions',), (), eps=1e-8, max_norm=1.0); "
+        "step = WholeStep(loss, {'net': FlatLayout({'weights': (16,)})}, ('actions',), (), (), Adam(), max_norm=1.0); "
         "print(package_key(step, [torch.ones(16)], 'a run'))"
     )
     shutil.copytree(Path(rl_training.__file__).parent, tmp_path / "rl_training")

@@ -133,6 +133,13 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("algo_kwargs.target_kl", -0.01),
     ("algo_kwargs.log_std_init", INF),
     ("algo_kwargs.adam_eps", 0.0),
+    ("algo_kwargs.optimizer", "sgd"),
+    ("algo_kwargs.optimizer", None),
+    ("algo_kwargs.optimizer", "torch.optim:AdamW"),
+    ("algo_kwargs.weight_decay", -1e-4),
+    ("algo_kwargs.weight_decay", "1e-4"),
+    ("algo_kwargs.weight_decay", NAN),
+    ("algo_kwargs.weight_decay", 1e7),
 ]
 
 

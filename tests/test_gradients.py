@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rl_training.algorithms.base import Batch, GradientStep, LossGradients, Networks, Settings
-from rl_training.algorithms.optimizer import Optimizer, flatten_gradients
+from rl_training.algorithms.optimizer import Adam, Optimizer, flatten_gradients
 from rl_training.experiment.config import TrainConfig
 from rl_training.policies.params import HostedParams
 
@@ -210,5 +210,5 @@ def test_gradients_may_come_from_automatic_differentiation() -> None:
         return LossGradients(gradients, value.reshape(1))
 
     step = GradientStep("step", {"actions": torch.ones(16)}, {"learning_rate": 0.1})
-    assert Optimizer({"net": params}, compute).apply(step).metrics == [16.0, 8.0]  # the norm of 16 times -2
+    assert Optimizer({"net": params}, compute, Adam()).apply(step).metrics == [16.0, 8.0]  # the norm of 16 times -2
     assert params.flat.tolist() == pytest.approx([0.1] * 16)

@@ -15,7 +15,7 @@ from test_exact_resume import SignalAt, train
 from test_probes import MODELS, values
 from torch import Tensor
 
-from rl_training.algorithms.optimizer import WholeStep
+from rl_training.algorithms.optimizer import Adam, WholeStep
 from rl_training.algorithms.step_packages import package_key
 from rl_training.errors import ConfigError
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
@@ -215,7 +215,7 @@ def test_an_edited_module_is_compiled_again(tmp_path: Path, monkeypatch: pytest.
 
     def key() -> str:
         network = ModuleNetwork("actor", net, (3,), 2)
-        step = WholeStep(network.forward, {"actor": FlatLayout(network.shapes)}, (), (), eps=1e-8, max_norm=1.0)  # type: ignore[arg-type]  # any bound method of the network shows which code it needs
+        step = WholeStep(network.forward, {"actor": FlatLayout(network.shapes)}, (), (), (), Adam(), max_norm=1.0)  # type: ignore[arg-type]  # any bound method of the network shows which code it needs
         return package_key(step, [torch.ones(16)], "a run")
 
     first = key()

@@ -1,4 +1,3 @@
-import math
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -11,7 +10,7 @@ from sample_learners import build_ppo_learner
 from torch import Tensor
 
 from rl_training.algorithms.base import GradientStep
-from rl_training.algorithms.optimizer import AppliedStep, FlatAdam, ScalarAdam
+from rl_training.algorithms.optimizer import Adam, AppliedStep
 from rl_training.algorithms.ppo import LOSS_METRICS, PPOLearner
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.experiment.config import TrainConfig
@@ -200,49 +199,7 @@ def test_adam_runs_with_the_small_epsilon_and_the_clipped_gradient() -> None:
     assert metrics["grad_norm"] > 1e-3
     # After one step the first moment is a tenth of the gradient that Adam saw.
     assert torch.linalg.vector_norm(learner.state_dict()["optimizer"]["mean"]).item() == pytest.approx(1e-4, rel=1e-2)
-    assert learner._optimizer.adam.eps == 1e-5
-
-
-def test_our_adam_is_torchs_to_the_last_bit() -> None:
-    generator = torch.Generator().manual_seed(0)
-    ours, theirs = (torch.randn(1000, generator=torch.Generator().manual_seed(1)) for _ in range(2))
-    flat = FlatAdam(ours, eps=1e-5)
-    torchs = torch.optim.Adam([theirs], eps=1e-5, fused=True)
-    for step in range(1, 20):
-        gradient = torch.randn(1000, generator=generator)
-        flat.step(gradient.clone(), 1.0 / step)
-        torchs.param_groups[0]["lr"] = 1.0 / step
-        theirs.grad = gradient.clone()
-        torchs.step()
-    assert torch.equal(ours, theirs)
-
-
-def test_an_adam_that_has_not_begun_loads_an_empty_state() -> None:
-    weights = torch.ones(3)
-    optimizer = FlatAdam(weights)
-    optimizer.load_state_dict({})
-    optimizer.step(torch.ones(3), 0.5)
-    assert weights.tolist() == pytest.approx([0.5] * 3)
-    with pytest.raises(ValueError, match=r"mean of shape \(3,\) does not fit \(2,\)"):
-        FlatAdam(torch.ones(2)).load_state_dict(optimizer.state_dict())
-
-
-def test_the_adam_of_a_number_is_torchs_and_goes_on_where_it_stopped() -> None:
-    ours, theirs = ScalarAdam(0.3), torch.tensor([0.3], dtype=torch.float64)
-    torchs = torch.optim.Adam([theirs], lr=0.1)
-    for step in range(20):
-        theirs.grad = torch.tensor([math.sin(step) + 0.2], dtype=torch.float64)
-        torchs.step()
-        ours.step(theirs.grad.item(), 0.1)
-        again = ScalarAdam(ours.value)
-        again.load_state_dict(ours.state_dict())
-        ours = again
-    assert ours.value == pytest.approx(theirs.item(), rel=1e-12)
-    flat = FlatAdam(torch.tensor([0.3]))  # which checkpoints had before
-    flat.step(torch.tensor([0.5]), 0.1)
-    ours.load_state_dict(flat.state_dict())
-    ours.load_state_dict({})  # one that had not begun
-    assert ours.state_dict()["mean"].item() == pytest.approx(0.05)
+    assert learner._optimizer.rule == Adam(eps=1e-5)
 
 
 def test_the_buffer_keeps_the_unclipped_continuous_action() -> None:

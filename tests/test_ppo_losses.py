@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rl_training.algorithms.base import GradientStep, LossGradients
-from rl_training.algorithms.optimizer import Optimizer
+from rl_training.algorithms.optimizer import Adam, Optimizer
 from rl_training.algorithms.ppo import (
     PPOParams,
     clipped_policy_loss,
@@ -117,10 +117,12 @@ def test_the_gradient_is_clipped_by_its_global_norm() -> None:
     """Adam's first moment is a tenth of what it saw."""
     for gradients, seen in (([3.0, 0.0, 4.0], [0.3, 0.0, 0.4]), ([0.1, 0.2, 0.0], [0.1, 0.2, 0.0])):
         params = HostedParams({"weights": (3,)}, torch.device("cpu"))
-        optimizer = Optimizer({"net": params}, lambda _, batch, __: LossGradients(batch, torch.zeros(1)), max_norm=0.5)
+        optimizer = Optimizer(
+            {"net": params}, lambda _, batch, __: LossGradients(batch, torch.zeros(1)), Adam(), max_norm=0.5
+        )
         step = GradientStep("step", {"weights": torch.tensor(gradients)}, {"learning_rate": 0.0})
         assert optimizer.apply(step).metrics[-1] == pytest.approx(sum(part**2 for part in gradients) ** 0.5)
-        assert (10 * optimizer.adam.state_dict()["mean"][:3]).tolist() == pytest.approx(seen, abs=1e-6)
+        assert (10 * optimizer.state_dict()["mean"][:3]).tolist() == pytest.approx(seen, abs=1e-6)
 
 
 def test_explained_variance_of_perfect_constant_and_opposite_predictions() -> None:

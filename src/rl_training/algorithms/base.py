@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -137,6 +137,9 @@ class LearnerParams(StrictModel):
     It is called with the shape of one input and the number of outputs, and returns a `torch.nn.Module`.
     """
     learning_rate: PositiveSchedule = Schedule(start=3e-4)
+    optimizer: Literal["adam", "adamw", "rmsprop"] = "adam"
+    weight_decay: Annotated[Float, Field(ge=0.0, le=1e6)] = 0.0  # squares of gradients must not overflow
+    """Pull of every parameter towards 0: part of the gradient for adam and rmsprop, apart from it for adamw."""
     gamma: UnitFloat = 0.99
     normalize_obs: Flag = False
     """To running mean 0 and deviation 1, clipped at 10 deviations."""

@@ -20,7 +20,7 @@ from rl_training.algorithms.base import (
     Settings,
     UpdateResult,
 )
-from rl_training.algorithms.optimizer import AppliedStep, Optimizer, mean_metrics
+from rl_training.algorithms.optimizer import AppliedStep, Optimizer, make_rule, mean_metrics
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sampling import PrioritizedSampler, Sampler, UniformSampler, tree_bytes
 from rl_training.experiment.schedules import PositiveSchedule, Schedule, crosses
@@ -143,7 +143,11 @@ class DQNLearner:
         self._target = policy.params.twin()
         networks = {"online": policy.params, "target": self._target}
         self._optimizer = Optimizer(
-            networks, self._gradients, max_norm=params.max_grad_norm, compile_as=setup.compile_as
+            networks,
+            self._gradients,
+            make_rule(params),
+            max_norm=params.max_grad_norm,
+            compile_as=setup.compile_as,
         )
         self.normalizer = ExperienceNormalizer(policy.encoder, params)
         self._updated_at = 0  # env step of the newest update
@@ -203,7 +207,7 @@ class DQNLearner:
         return {
             "policy": pack_policy(self.policy.params, self.policy.encoder),
             "target": self._target.flat.cpu().clone(),
-            "optimizer": self._optimizer.adam.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
             "rewards": self.normalizer.rewards.state_dict(),
             "updated_at": self._updated_at,
         }
@@ -212,6 +216,6 @@ class DQNLearner:
         """Go on where `state` stopped."""
         unpack_policy(state["policy"], self.policy.params, self.policy.encoder)
         self._target.set(state["target"])
-        self._optimizer.adam.load_state_dict(state["optimizer"])
+        self._optimizer.load_state_dict(state["optimizer"])
         self.normalizer.rewards.load_state_dict(state["rewards"])
         self._updated_at = int(state["updated_at"])

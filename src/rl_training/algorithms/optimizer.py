@@ -1,22 +1,26 @@
-"""The optimizer of a loss: gradients, clipping and Adam on one flat vector, eager or compiled; only finite steps."""
+"""The optimizer of a loss: gradients, clipping and update rule on one flat vector, eager or compiled; finite steps."""
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from rl_training.algorithms.base import ComputeGradients, GradientStep
+from rl_training.algorithms.base import ComputeGradients, GradientStep, LearnerParams
 from rl_training.algorithms.step_packages import CompiledStep, load_step, package_key
 from rl_training.errors import NonFiniteUpdateError, describe_error
 from rl_training.policies.params import FlatLayout, HostedParams
 from rl_training.signals import waiting_for_others
 
 ADAM_BETAS = (0.9, 0.999)
+_RMSPROP_ALPHA = 0.99
 _EPS = 1e-8
+
+State = Mapping[str, Tensor]
+"""What an update rule remembers from one step to the next, by name."""
 
 
 def check_finite(loss: float, gradient_norm: float, step: GradientStep) -> None:
@@ -39,51 +43,138 @@ def _suspect(step: GradientStep) -> str:
     return f"its batch is finite, so the weights have grown too large ({settings})"
 
 
-class FlatAdam:
-    """Adam (Kingma and Ba 2015) over a single tensor, by torch's fused kernel.
+class UpdateRule(Protocol):
+    """How a gradient moves the parameters.
 
-    The kernel is called directly: `torch.optim` gives the same bits, costs four times as much for small networks, and
-    takes a second to import the compiler that it never uses here.
+    A rule is a constant that a compiled step contains, so it can be pickled, and its `repr` shows all its numbers. It
+    never moves an entry of the flat vector that is zero and has gradient zero, as the padding has.
     """
 
-    def __init__(self, flat: Tensor, eps: float = _EPS) -> None:
-        self._flat = flat
-        self.eps = eps
-        self._mean, self._square = torch.zeros_like(flat), torch.zeros_like(flat)  # running moments of the gradient
-        self._steps = torch.zeros((), device=flat.device)
+    def make_state(self, flat: Tensor) -> dict[str, Tensor]:
+        """Create what the rule remembers from one step to the next."""
 
-    def step(self, gradient: Tensor, learning_rate: float) -> None:
-        """Move the parameters against `gradient`."""
-        torch._fused_adam_(
-            [self._flat],
-            [gradient],
-            [self._mean],
-            [self._square],
-            [],
-            [self._steps.add_(1)],
-            lr=learning_rate,
-            beta1=ADAM_BETAS[0],
-            beta2=ADAM_BETAS[1],
-            weight_decay=0.0,
-            eps=self.eps,
-            amsgrad=False,
-            maximize=False,
-        )
+    def step(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: float) -> None:
+        """Change parameters and state in place, by the fastest kernels there are."""
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """A copy: the moments themselves go on changing in place."""
-        return {name: tensor.cpu().clone() for name, tensor in self.tensors().items()}
+    def new_values(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: Tensor) -> list[Tensor]:
+        """Compute the new parameters and then the new state from plain operations, which a compiler fuses."""
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on where `state` stopped; an empty one has not begun."""
-        for name, tensor in self.tensors().items() if state else ():
-            if state[name].shape != tensor.shape:
-                raise ValueError(f"{name} of shape {tuple(state[name].shape)} does not fit {tuple(tensor.shape)}")
-            tensor.copy_(state[name])
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The moments and the number of steps, as they change."""
-        return {"mean": self._mean, "square": self._square, "steps": self._steps}
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba 2015); weight decay is added to the gradient, as in `torch.optim.Adam`."""
+
+    eps: float = _EPS
+    weight_decay: float = 0.0
+
+    def make_state(self, flat: Tensor) -> dict[str, Tensor]:
+        """Create both moments and the step count."""
+        return _make_moments(flat)
+
+    def step(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: float) -> None:
+        """Change parameters and moments in place."""
+        kernel = torch._fused_adam_
+        _run_fused(kernel, flat, state, gradient, lr=learning_rate, weight_decay=self.weight_decay, eps=self.eps)
+
+    def new_values(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: Tensor) -> list[Tensor]:
+        """Compute the new parameters, moments and step count."""
+        return _adam_values(flat, state, _add_decay(gradient, flat, self.weight_decay), learning_rate, self.eps)
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with weight decay apart from the gradient (Loshchilov and Hutter 2019), as `torch.optim.AdamW`."""
+
+    eps: float = _EPS
+    weight_decay: float = 0.0
+
+    def make_state(self, flat: Tensor) -> dict[str, Tensor]:
+        """Create both moments and the step count."""
+        return _make_moments(flat)
+
+    def step(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: float) -> None:
+        """Change parameters and moments in place."""
+        kernel = torch._fused_adamw_
+        _run_fused(kernel, flat, state, gradient, lr=learning_rate, weight_decay=self.weight_decay, eps=self.eps)
+
+    def new_values(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: Tensor) -> list[Tensor]:
+        """Compute the new parameters, moments and step count."""
+        shrunk = flat * (1 - learning_rate * self.weight_decay) if self.weight_decay else flat
+        return _adam_values(shrunk, state, gradient, learning_rate, self.eps)
+
+
+@dataclass(frozen=True)
+class RMSprop:
+    """Gradients divided by the root of their running mean square, as in `torch.optim.RMSprop` without momentum.
+
+    Weight decay is added to the gradient.
+    """
+
+    eps: float = _EPS
+    weight_decay: float = 0.0
+
+    def make_state(self, flat: Tensor) -> dict[str, Tensor]:
+        """Create the running mean square."""
+        return {"square": torch.zeros_like(flat)}
+
+    def step(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: float) -> None:
+        """Change parameters and mean square in place."""
+        gradient = _add_decay(gradient, flat, self.weight_decay)
+        square = state["square"].mul_(_RMSPROP_ALPHA).addcmul_(gradient, gradient, value=1 - _RMSPROP_ALPHA)
+        flat.addcdiv_(gradient, square.sqrt().add_(self.eps), value=-learning_rate)
+
+    def new_values(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: Tensor) -> list[Tensor]:
+        """Compute the new parameters and mean square."""
+        gradient = _add_decay(gradient, flat, self.weight_decay)
+        square = torch.lerp(state["square"], gradient.square(), 1 - _RMSPROP_ALPHA)
+        return [flat - learning_rate * gradient / (square.sqrt() + self.eps), square]
+
+
+def make_rule(params: LearnerParams, eps: float = _EPS) -> UpdateRule:
+    """Make the update rule that an algorithm's parameters name."""
+    rules: dict[str, Callable[[float, float], UpdateRule]] = {"adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
+    return rules[params.optimizer](eps, params.weight_decay)
+
+
+def _make_moments(flat: Tensor) -> dict[str, Tensor]:
+    """Create the running mean and mean square of the gradient, and the step count."""
+    steps = torch.zeros((), device=flat.device)
+    return {"mean": torch.zeros_like(flat), "square": torch.zeros_like(flat), "steps": steps}
+
+
+def _add_decay(gradient: Tensor, flat: Tensor, weight_decay: float) -> Tensor:
+    return gradient.add(flat, alpha=weight_decay) if weight_decay else gradient
+
+
+def _run_fused(kernel: Callable[..., None], flat: Tensor, state: State, gradient: Tensor, **numbers: float) -> None:
+    """Call torch's kernel directly.
+
+    `torch.optim` gives the same bits, costs four times as much for small networks, and takes a second to import the
+    compiler that it never uses here.
+    """
+    kernel(
+        [flat],
+        [gradient],
+        [state["mean"]],
+        [state["square"]],
+        [],
+        [state["steps"].add_(1)],
+        **numbers,
+        beta1=ADAM_BETAS[0],
+        beta2=ADAM_BETAS[1],
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def _adam_values(flat: Tensor, state: State, gradient: Tensor, learning_rate: Tensor, eps: float) -> list[Tensor]:
+    """Compute the new parameters, moments and step count of Adam without weight decay."""
+    steps = state["steps"] + 1
+    mean = torch.lerp(state["mean"], gradient, 1 - ADAM_BETAS[0])
+    square = torch.lerp(state["square"], gradient.square(), 1 - ADAM_BETAS[1])
+    # Stacked, the two are worked out once, and not again for every few parameters.
+    rate, spread = torch.stack([learning_rate / (1 - ADAM_BETAS[0] ** steps), 1 - ADAM_BETAS[1] ** steps])
+    return [flat - rate * mean / ((square / spread).sqrt() + eps), mean, square, steps]
 
 
 class ScalarAdam:
@@ -103,12 +194,12 @@ class ScalarAdam:
         self.value -= rate * self._mean / (spread + _EPS)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The moments and the number of steps, named as those of `FlatAdam`; not the value."""
+        """The moments and the number of steps, named as those of `Adam`; not the value."""
         numbers = {"mean": self._mean, "square": self._square, "steps": self._steps}
         return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on where `state` stopped, also that of a `FlatAdam` over one number; an empty one has not begun."""
+        """Go on where `state` stopped, also that of an `Adam` over one number; an empty one has not begun."""
         if not state:
             return
         self._mean, self._square, self._steps = state["mean"].item(), state["square"].item(), int(state["steps"].item())
@@ -141,28 +232,29 @@ class AppliedStep(NamedTuple):
 class WholeStep:
     """A gradient step as one graph from the batch to the new parameters, made to be compiled.
 
-    Its inputs are the flat parameters of every network, the moments and the step count of Adam, the batch and the
-    settings, in this order. It moves the first network, and only while all is finite.
+    Its inputs are the flat parameters of every network, the state of the update rule, the batch and the settings, in
+    this order. It moves the first network, and only while all is finite.
     """
 
     compute: ComputeGradients
     layouts: dict[str, FlatLayout]
     batch: tuple[str, ...]
     settings: tuple[str, ...]
-    eps: float
+    state: tuple[str, ...]
+    rule: UpdateRule
     max_norm: float
 
     def describe(self) -> str:
         """Everything that the graph depends on beside its code and the form of its inputs."""
         name = getattr(self.compute, "__qualname__", type(self.compute).__qualname__)
         shapes = [(name, layout.shapes) for name, layout in self.layouts.items()]
-        return repr((name, shapes, self.batch, self.settings, self.eps, self.max_norm))
+        return repr((name, shapes, self.batch, self.settings, self.state, self.rule, self.max_norm))
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Compute the step from plain operations, which a compiler fuses."""
         given = iter(inputs)
         flats = {name: next(given) for name in self.layouts}
-        moments = [next(given) for _ in range(3)]
+        state = {name: next(given) for name in self.state}
         batch = {name: next(given) for name in self.batch}
         settings = {name: next(given) for name in self.settings}
         networks = {name: layout.tensors(flats[name]) for name, layout in self.layouts.items()}
@@ -171,24 +263,15 @@ class WholeStep:
         metrics = torch.cat([found.metrics, torch.linalg.vector_norm(gradient).reshape(1)])
         gradient = gradient * torch.clamp(self.max_norm / (metrics[-1] + 1e-6), max=1.0)
         accepted = torch.isfinite(metrics[0] + metrics[-1])
-        self._move([next(iter(flats.values())), *moments], gradient, settings["learning_rate"], accepted)
-        return (metrics,) if found.errors is None else (metrics, found.errors)
-
-    def _move(self, state: Sequence[Tensor], gradient: Tensor, learning_rate: Tensor, accepted: Tensor) -> None:
-        """Adam on parameters, mean, square and step count; nothing changes unless `accepted`."""
-        flat, mean, square, steps = state
-        new_steps = steps + 1
-        new_mean = torch.lerp(mean, gradient, 1 - ADAM_BETAS[0])
-        new_square = torch.lerp(square, gradient.square(), 1 - ADAM_BETAS[1])
-        # Stacked, the two are worked out once, and not again for every few parameters.
-        rate, spread = torch.stack([learning_rate / (1 - ADAM_BETAS[0] ** new_steps), 1 - ADAM_BETAS[1] ** new_steps])
-        moved = flat - rate * new_mean / ((new_square / spread).sqrt() + self.eps)
-        for tensor, new in zip(state, (moved, new_mean, new_square, new_steps), strict=True):
+        flat = next(iter(flats.values()))
+        new_values = self.rule.new_values(flat, state, gradient, settings["learning_rate"])
+        for tensor, new in zip((flat, *state.values()), new_values, strict=True):
             tensor.copy_(torch.where(accepted, new, tensor))
+        return (metrics,) if found.errors is None else (metrics, found.errors)
 
 
 class Optimizer:
-    """Minimises one loss over the first of some networks: clipped, by Adam, and only while all is finite.
+    """Minimises one loss over the first of some networks: clipped, by `rule`, and only while all is finite.
 
     Compiled, a step is one graph from the batch to the new parameters; the same maths, but not the same last bits.
     """
@@ -197,14 +280,15 @@ class Optimizer:
         self,
         networks: Mapping[str, HostedParams],
         compute: ComputeGradients,
+        rule: UpdateRule,
         *,
-        eps: float = _EPS,
         max_norm: float = math.inf,
         compile_as: str | None = None,
     ) -> None:
         flats = [params.flat for params in networks.values()]
-        self.adam = FlatAdam(flats[0], eps)
-        self._state = [*flats, *self.adam.tensors().values()]  # what a step depends on beside its batch and settings
+        self.rule = rule
+        self._flat, self._state = flats[0], rule.make_state(flats[0])
+        self._kept = [*flats, *self._state.values()]  # what a step depends on beside its batch and settings
         self._layouts = {name: params.layout for name, params in networks.items()}
         self._networks = {name: params.tensors for name, params in networks.items()}
         self._layout = next(iter(self._layouts.values()))
@@ -236,14 +320,14 @@ class Optimizer:
             shrinking = self._max_norm / (metrics[-1] + 1e-6)
             if shrinking < 1.0:
                 gradient.mul_(shrinking)
-            self.adam.step(gradient, step.settings["learning_rate"])
+            self.rule.step(self._flat, self._state, gradient, step.settings["learning_rate"])
         return AppliedStep(metrics, found.errors)
 
     def _apply_compiled(self, step: GradientStep, compile_as: str) -> AppliedStep:
         if self._settings[0] != step.settings:
             self._settings = dict(step.settings), [torch.tensor(value) for value in step.settings.values()]
         fields = list(step.batch.values())
-        inputs = [*self._state, *fields, *self._settings[1]]
+        inputs = [*self._kept, *fields, *self._settings[1]]
         like = (len(fields[0]), *step.batch, *step.settings, *map(Tensor.stride, fields))
         if like not in self._compiled:
             try:
@@ -258,11 +342,25 @@ class Optimizer:
         return AppliedStep(metrics, errors[0] if errors else None)
 
     def _compile(self, step: GradientStep, inputs: list[Tensor], compile_as: str) -> CompiledStep:
-        whole_step = WholeStep(
-            self._compute, self._layouts, tuple(step.batch), tuple(step.settings), self.adam.eps, self._max_norm
-        )
+        batch, settings, state = tuple(step.batch), tuple(step.settings), tuple(self._state)
+        whole_step = WholeStep(self._compute, self._layouts, batch, settings, state, self.rule, self._max_norm)
         with waiting_for_others():
             key = package_key(whole_step, inputs, compile_as)
             compiled = load_step(key, whole_step, inputs)
         self._packages.append(key)
         return compiled
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """A copy: the state itself goes on changing in place."""
+        return {name: tensor.cpu().clone() for name, tensor in self._state.items()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on where `state` stopped; an empty one has not begun."""
+        if not state:
+            return
+        if state.keys() != self._state.keys():
+            raise ValueError(f"the saved optimizer has {', '.join(state)}, this one has {', '.join(self._state)}")
+        for name, tensor in self._state.items():
+            if state[name].shape != tensor.shape:
+                raise ValueError(f"{name} of shape {tuple(state[name].shape)} does not fit {tuple(tensor.shape)}")
+            tensor.copy_(state[name])

@@ -20,7 +20,7 @@ from rl_training.algorithms.base import (
     Settings,
     UpdateResult,
 )
-from rl_training.algorithms.optimizer import Optimizer, mean_metrics
+from rl_training.algorithms.optimizer import Optimizer, make_rule, mean_metrics
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.errors import EnvironmentSetupError, Problem
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
@@ -64,6 +64,7 @@ class PPOParams(OnPolicyParams):
     noise_correlation: Correlation = 0.0
     """Of the exploration noise from one step to the next, continuous actions only; 0: new noise at every step."""
     adam_eps: Annotated[Float, Field(gt=0.0)] = 1e-5
+    """Epsilon of the optimizer, whichever it is."""
 
     def planned_gradient_steps(self, total_timesteps: int, num_envs: int) -> int:
         """Whole rollouts, each learnt from in epochs of minibatches."""
@@ -227,7 +228,7 @@ class PPOLearner:
         self._optimizer = Optimizer(
             {"policy": self.policy.params},
             self._gradients,
-            eps=params.adam_eps,
+            make_rule(params, params.adam_eps),
             max_norm=params.max_grad_norm,
             compile_as=setup.compile_as,
         )
@@ -295,7 +296,7 @@ class PPOLearner:
         """Policy, optimizer moments and the stream of minibatches."""
         return {
             "policy": self.policy.state_dict(),
-            "optimizer": self._optimizer.adam.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
             "rewards": self._advantages.rewards.state_dict(),
             "minibatch_stream": self._stream.bit_generator.state,
         }
@@ -303,6 +304,6 @@ class PPOLearner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` stopped."""
         self.policy.load_state_dict(state["policy"])
-        self._optimizer.adam.load_state_dict(state["optimizer"])
+        self._optimizer.load_state_dict(state["optimizer"])
         self._advantages.rewards.load_state_dict(state["rewards"])
         self._stream.bit_generator.state = state["minibatch_stream"]

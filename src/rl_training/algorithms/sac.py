@@ -22,7 +22,7 @@ from rl_training.algorithms.base import (
     Settings,
     UpdateResult,
 )
-from rl_training.algorithms.optimizer import Optimizer, ScalarAdam, mean_metrics
+from rl_training.algorithms.optimizer import Optimizer, ScalarAdam, make_rule, mean_metrics
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Float, PositiveInt
@@ -98,10 +98,11 @@ class SACLearner:
         self._target = critics.params.twin()
         self._device = self._target.flat.device
         self._log_alpha = ScalarAdam(math.log(1.0 if params.alpha == "auto" else params.alpha))
+        rule = make_rule(params)
         networks = {"actor": policy.params, "critics": critics.params}
-        self._actor_optimizer = Optimizer(networks, self._actor_gradients, compile_as=setup.compile_as)
+        self._actor_optimizer = Optimizer(networks, self._actor_gradients, rule, compile_as=setup.compile_as)
         networks = {"critics": critics.params, "target": self._target, "actor": policy.params}
-        self._critic_optimizer = Optimizer(networks, self._critic_gradients, compile_as=setup.compile_as)
+        self._critic_optimizer = Optimizer(networks, self._critic_gradients, rule, compile_as=setup.compile_as)
         self.normalizer = ExperienceNormalizer(policy.encoder, params)
         self._num_updates = 0
 
@@ -193,8 +194,8 @@ class SACLearner:
             "critics": self.critics.params.state_dict(),
             "target": self._target.flat.cpu().clone(),
             "log_alpha": torch.tensor([self._log_alpha.value], dtype=torch.float64),
-            "actor_optimizer": self._actor_optimizer.adam.state_dict(),
-            "critic_optimizer": self._critic_optimizer.adam.state_dict(),
+            "actor_optimizer": self._actor_optimizer.state_dict(),
+            "critic_optimizer": self._critic_optimizer.state_dict(),
             "alpha_optimizer": self._log_alpha.state_dict(),
             "rewards": self.normalizer.rewards.state_dict(),
             "noise_stream": self._stream.bit_generator.state,
@@ -207,8 +208,8 @@ class SACLearner:
         self.critics.params.load_state_dict(state["critics"])
         self._target.set(state["target"])
         self._log_alpha.value = state["log_alpha"].item()
-        self._actor_optimizer.adam.load_state_dict(state["actor_optimizer"])
-        self._critic_optimizer.adam.load_state_dict(state["critic_optimizer"])
+        self._actor_optimizer.load_state_dict(state["actor_optimizer"])
+        self._critic_optimizer.load_state_dict(state["critic_optimizer"])
         self._log_alpha.load_state_dict(state["alpha_optimizer"])
         self.normalizer.rewards.load_state_dict(state["rewards"])
         self._stream.bit_generator.state = state["noise_stream"]
