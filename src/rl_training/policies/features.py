@@ -251,8 +251,6 @@ class Encoder:
         self.shape: tuple[int, ...] = space.shape or ()
         """The shape of one stored observation."""
         self.storage_dtype = _storage_dtype(space)
-        self.feature_shape = self.shape if self._packed is None and self.shape else (self.size,)
-        """The shape that a network may give to one row of features."""
         self._num_vector = sum(part.stop - part.start for part in self.parts if part.kind == "vector")
         check_memory(_FEATURE_BYTES * self._num_vector, f"the observations of {space} are too large, wrap the env")
         self.normalizer = FeatureNormalizer(self._num_vector, enabled=normalize and self._num_vector > 0)
