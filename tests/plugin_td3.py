@@ -59,7 +59,7 @@ class TD3Learner:
         network = params.network_spec(setup.device)
         self.policy = DeterministicActor(setup.observation_space, setup.action_space, network, setup.seed)
         self.policy.exploration_noise = params.exploration_noise
-        self.critics = TwinCritics(self.policy.encoder.size, self.policy.actions.size, network)
+        self.critics = TwinCritics(self.policy.encoder, self.policy.actions.size, network)
         generator = make_torch_generator(setup.seed, "initialisation")
         self.policy.initialise(generator)
         self.critics.initialise(generator)

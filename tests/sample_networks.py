@@ -1,4 +1,4 @@
-"""Networks as a user would write them, named in configs as `sample_networks:Name`."""
+"""Encoders as a user would write them, named in configs as `sample_networks:Name`, and an env of small images."""
 
 from typing import Any
 
@@ -9,73 +9,108 @@ from torch import Tensor, nn
 
 
 class TanhNet(nn.Sequential):
-    """What `hidden_sizes: [32], activation: tanh` gives."""
+    """With `hidden_sizes: []`, what `hidden_sizes: [32], activation: tanh` gives."""
 
     activation: type[nn.Module] = nn.Tanh
+    features_dim = 32
 
-    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
-        super().__init__(nn.Linear(input_shape[0], 32), self.activation(), nn.Linear(32, num_outputs))
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__(nn.Linear(space.shape[0], 32), self.activation())
 
 
 class ReluNet(TanhNet):
-    """What `hidden_sizes: [32], activation: relu` gives."""
+    """With `hidden_sizes: []`, what `hidden_sizes: [32], activation: relu` gives."""
 
     activation = nn.ReLU
 
 
-class SmallCNN(nn.Module):
+class Unchanged(nn.Flatten):
+    """No layer of its own: the hidden layers see the observations as they are."""
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        self.features_dim = np.prod(space.shape)  # a NumPy integer, as many users write it
+
+
+class GridCNN(nn.Module):
     """For images of any size; the grid of positions is a buffer that never changes."""
 
     grid: Tensor
 
-    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
+    def __init__(self, space: spaces.Box, channels: int = 4) -> None:
         super().__init__()
-        self.convolution = nn.Conv2d(2, 4, kernel_size=3, stride=2, padding=1)
-        self.norm = nn.GroupNorm(1, 4)
-        rows = torch.linspace(-1.0, 1.0, input_shape[1]).expand(1, 1, input_shape[0], -1)
-        self.register_buffer("grid", rows.contiguous())
+        height, width = space.shape
+        self.convolution = nn.Conv2d(2, channels, kernel_size=3, stride=2, padding=1)
+        self.norm = nn.GroupNorm(1, channels)
+        self.register_buffer("grid", torch.linspace(-1.0, 1.0, width).expand(1, 1, height, -1).contiguous())
         with torch.no_grad():
-            size = self._features(torch.zeros(1, *input_shape)).shape[1]
-        self.head = nn.Linear(size, num_outputs)
+            self.features_dim = self(torch.zeros(1, height, width)).shape[1]
 
-    def _features(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         planes = torch.cat([images.unsqueeze(1), self.grid.expand(len(images), -1, -1, -1)], dim=1)
         return torch.relu(self.norm(self.convolution(planes))).flatten(1)
 
-    def forward(self, images: Tensor) -> Tensor:
-        outputs: Tensor = self.head(self._features(images))
-        return outputs
+
+class CameraNet(nn.Module):
+    """For a Dict of an image `camera` [height, width, 3], a vector `speed` and a number `gear`."""
+
+    def __init__(self, space: spaces.Dict, features_dim: int = 5) -> None:
+        super().__init__()
+        assert isinstance(space["gear"], spaces.Discrete)
+        assert space["speed"].shape is not None
+        self.features_dim = features_dim
+        num_inputs = 3 + int(space["gear"].n) + space["speed"].shape[0]
+        self.linear = nn.Linear(num_inputs, features_dim)
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        colours = obs["camera"].mean(dim=(1, 2))
+        features: Tensor = self.linear(torch.cat([colours, obs["speed"], obs["gear"]], dim=1))
+        return features
 
 
-def with_layer(layer: nn.Module, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(shape[0], 8), layer, nn.Linear(8, outputs))
+class LazyNet(nn.Sequential):
+    features_dim = 6
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__(nn.LazyLinear(6), nn.Tanh())
 
 
-def batch_norm(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    return with_layer(nn.BatchNorm1d(8), shape, outputs)
+class WithLayer(nn.Sequential):
+    features_dim = 8
+
+    def __init__(self, space: spaces.Box, layer: nn.Module) -> None:
+        super().__init__(nn.Linear(space.shape[0], 8), layer)
 
 
-def dropout(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    return with_layer(nn.Dropout(), shape, outputs)
+def batch_norm(space: spaces.Box) -> nn.Module:
+    return WithLayer(space, nn.BatchNorm1d(8))
 
 
-def too_wide(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    return nn.Linear(shape[0], outputs + 1)
+def dropout(space: spaces.Box) -> nn.Module:
+    return WithLayer(space, nn.Dropout())
 
 
-def misfit(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    return nn.Linear(shape[0] + 1, outputs)
+def too_wide(space: spaces.Box) -> nn.Module:
+    return WithLayer(space, nn.Linear(8, 9))
 
 
-def not_a_module(shape: tuple[int, ...], outputs: int) -> int:
-    return outputs
+def misfit(space: spaces.Box) -> nn.Module:
+    return WithLayer(spaces.Box(-1.0, 1.0, (5,)), nn.Tanh())
 
 
-def frozen(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    return nn.Flatten()
+def double(space: spaces.Box) -> nn.Module:
+    return WithLayer(space, nn.Tanh()).double()
 
 
-def failing(shape: tuple[int, ...], outputs: int) -> nn.Module:
+def not_a_module(space: spaces.Box) -> int:
+    return 3
+
+
+def without_size(space: spaces.Box) -> nn.Module:
+    return nn.Linear(space.shape[0], 8)
+
+
+def failing(space: spaces.Box) -> nn.Module:
     raise RuntimeError("no such layer")
 
 
@@ -97,5 +132,16 @@ class SideEnv(Env[Any, Any]):
         return np.zeros((8, 8), np.uint8), float(action == self._right), True, False, {}
 
 
-if "Side-v0" not in registry:
-    register("Side-v0", "sample_networks:SideEnv")
+class SideControlEnv(SideEnv):
+    """The same with a continuous action: the closer it is to -1 or 1 on the side of the pixel, the better."""
+
+    action_space = spaces.Box(-1.0, 1.0, (1,))  # type: ignore[assignment]  # another kind of action
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        side = 1.0 if self._right else -1.0
+        return np.zeros((8, 8), np.uint8), -abs(float(action[0]) - side), True, False, {}
+
+
+for _name, _class in (("Side-v0", "SideEnv"), ("SideControl-v0", "SideControlEnv")):
+    if _name not in registry:
+        register(_name, f"sample_networks:{_class}")

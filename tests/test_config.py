@@ -101,8 +101,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("algo_kwargs.minibatch_size", 0),
     ("algo_kwargs.minibatch_size", 65),  # 16 steps of 4 envs give 64
     ("algo_kwargs.hidden_sizes", 64),
-    ("algo_kwargs.hidden_sizes", []),
-    ("algo_kwargs.activation", "gelu"),
+    ("algo_kwargs.activation", "sigmoid"),
     ("algo_kwargs.learning_rate", 0),
     ("algo_kwargs.learning_rate", -1e-3),
     ("algo_kwargs.learning_rate", NAN),

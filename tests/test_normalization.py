@@ -110,7 +110,7 @@ def test_ppo_normalises_the_last_observations_as_all_others(make_config: MakeCon
         obs=[[10.0]], actions=[0], rewards=[0.0], dones=[True], truncated=np.array([True]), last_obs=np.array([[30.0]])
     )
     learner.compute_advantages(rollout, np.array([[0.0]], np.float32))
-    expected = learner.policy.critic.forward(learner.policy.params.tensors, torch.tensor([[2.0]])).item()
+    expected = learner.policy.values(learner.policy.params.tensors, torch.tensor([[2.0]])).item()
     assert rollout.bootstrap_values.item() == pytest.approx(expected, abs=1e-5)
 
 

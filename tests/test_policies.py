@@ -10,7 +10,7 @@ from rl_training.policies.acting import draw
 from rl_training.policies.actor_critic import ActorCritic
 from rl_training.policies.distributions import LOG_STD, Categorical, DiagonalGaussian
 from rl_training.policies.features import Encoder
-from rl_training.policies.networks.mlp import MLP, Activation, activate, affine
+from rl_training.policies.networks.mlp import MLP, FastActivation, activate, affine
 from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.params import FlatLayout
 
@@ -107,7 +107,7 @@ def test_acting_and_learning_see_the_same_network() -> None:
         ("tanh", [2 * math.tanh(1.5) + 3 * math.tanh(-1) + 0.25, 2 * math.tanh(-1.5) + 3 * math.tanh(2) + 0.25]),
     ],
 )
-def test_a_network_by_hand_in_torch_and_numpy(activation: Activation, outputs: list[float]) -> None:
+def test_a_network_by_hand_in_torch_and_numpy(activation: FastActivation, outputs: list[float]) -> None:
     network = MLP("net", [1, 2, 1], activation)
     params = {
         "net.0.weight": torch.tensor([[1.0], [-1.0]]),

@@ -1,10 +1,10 @@
 """Import objects of other packages, which a config names as `package.module:Name`."""
 
 import re
+import sys
 from importlib import import_module
-from typing import Annotated, Any
-
-from pydantic import AfterValidator
+from types import FunctionType
+from typing import Any
 
 from rl_training.errors import ConfigError, describe_error
 from rl_training.trust import admit_env_module
@@ -15,14 +15,14 @@ def is_object_path(path: str) -> bool:
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", path) is not None
 
 
-def _check_form(path: str) -> str:
-    if not is_object_path(path):
-        raise ValueError("give package.module:Name")
-    return path
-
-
-ObjectPath = Annotated[str, AfterValidator(_check_form)]
-"""The path of an object in another package: `package.module:Name`."""
+def object_path(value: Any) -> Any:
+    """Return the path `package.module:Name` of a class or function, and any other value as it is."""
+    if not isinstance(value, (type, FunctionType)):
+        return value
+    module, name = value.__module__, value.__qualname__
+    if module == "__main__" or getattr(sys.modules.get(module), name, None) is not value:
+        raise ValueError("define it at the top level of a module that can be imported, such as my_networks.py")
+    return f"{module}:{name}"
 
 
 def import_object(path: str, field: str) -> Any:

@@ -1,26 +1,28 @@
 """What a learner looks like to the loops that drive it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from torch import Tensor
 
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.data.sampling import Sampler, UniformSampler
 from rl_training.errors import Problem
+from rl_training.experiment.config import PlainDict
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Count, Flag, Float, PositiveInt, StrictModel, UnitFloat, config_error
-from rl_training.plugins import ObjectPath
+from rl_training.plugins import is_object_path, object_path
 from rl_training.policies.acting import Actor, CorrelatedDraws, Draws, Kind, Noise
 from rl_training.policies.base import Array, Policy
 from rl_training.policies.features import Encoder, RewardNormalizer
-from rl_training.policies.networks.mlp import Activation
+from rl_training.policies.networks.encoders import BUILT_IN_ENCODERS, is_built_in
+from rl_training.policies.networks.layers import Activation
 from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.params import HostedParams
 
@@ -59,7 +61,16 @@ class LearnerSetup:
 
 Batch = dict[str, Tensor]
 Correlation = Annotated[Float, Field(ge=0.0, lt=1.0)]
-HiddenSizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1, max_length=1_000)]
+HiddenSizes = Annotated[tuple[PositiveInt, ...], Field(max_length=1_000)]
+
+
+def _check_encoder(name: str) -> str:
+    if not is_built_in(name) and not is_object_path(name):
+        raise ValueError(f"allowed: {', '.join(BUILT_IN_ENCODERS)}, or package.module:Name of your own encoder")
+    return name
+
+
+EncoderName = Annotated[str, BeforeValidator(object_path), AfterValidator(_check_encoder)]
 
 
 Settings = Mapping[str, float | Tensor]
@@ -129,13 +140,20 @@ class LearnerParams(StrictModel):
     uses_action_masks: ClassVar[bool] = False
     """Whether the algorithm never takes an action that a mask forbids."""
     hidden_sizes: HiddenSizes = (64, 64)
-    """Hidden layers of each network."""
+    """Hidden layers of each network, behind the encoder; empty: one linear layer from the encoder to the outputs."""
     activation: Activation = "tanh"
-    network: ObjectPath | None = None
-    """`package.module:Name` of what makes each network instead of `hidden_sizes` and `activation`.
+    """After each hidden layer."""
+    layer_norm: Flag = False
+    """LayerNorm between each hidden layer and its activation."""
+    encoder: EncoderName = "auto"
+    """What turns observations into the inputs of the hidden layers.
 
-    It is called with the shape of one input and the number of outputs, and returns a `torch.nn.Module`.
+    `mlp` flattens them. `nature_cnn`, `impala_cnn` and `small_cnn` put such a CNN behind every image. `auto` flattens
+    observations without images, and otherwise uses `nature_cnn` for images of at least 36x36 pixels and `small_cnn`
+    for smaller ones. `package.module:Name` is a `torch.nn.Module` of your own.
     """
+    encoder_kwargs: PlainDict = Field(default_factory=dict)
+    """Arguments of your own encoder, after the observation space."""
     learning_rate: PositiveSchedule = Schedule(start=3e-4)
     optimizer: Literal["adam", "adamw", "rmsprop"] = "adam"
     weight_decay: Annotated[Float, Field(ge=0.0, le=1e6)] = 0.0  # squares of gradients must not overflow
@@ -162,7 +180,11 @@ class LearnerParams(StrictModel):
         return 1
 
     def check(self, num_envs: int) -> None:
-        """Refuse parameters that cannot train in this number of envs."""
+        """Refuse parameters that do not fit together, or that cannot train in this number of envs."""
+        del num_envs
+        if self.encoder_kwargs and is_built_in(self.encoder):
+            text = f"algo_kwargs.encoder_kwargs={self.encoder_kwargs}: the encoder {self.encoder} takes no arguments"
+            raise config_error([Problem(("algo_kwargs", "encoder_kwargs"), text)])
 
     def scheduled_names(self) -> list[str]:
         """Return the names of the parameters whose values depend on the planned budget."""
@@ -170,7 +192,20 @@ class LearnerParams(StrictModel):
 
     def network_spec(self, device: torch.device) -> NetworkSpec:
         """What the networks have in common."""
-        return NetworkSpec(self.hidden_sizes, self.activation, device, self.normalize_obs, self.network)
+        return NetworkSpec(
+            self.hidden_sizes,
+            self.activation,
+            device,
+            normalize_obs=self.normalize_obs,
+            layer_norm=self.layer_norm,
+            encoder=self.encoder,
+            encoder_kwargs=self.encoder_kwargs,
+        )
+
+    @property
+    def widest_layer(self) -> int:
+        """The size of the largest hidden layer, 1 if there is none."""
+        return self.network_spec(torch.device("cpu")).widest_layer
 
 
 class OnPolicyParams(LearnerParams):
@@ -180,6 +215,21 @@ class OnPolicyParams(LearnerParams):
     """Steps per env in one rollout."""
     gae_lambda: UnitFloat = 0.95
     """How far advantages look ahead: 0 for one step, 1 for the whole rollout."""
+    actor_hidden_sizes: HiddenSizes | None = None
+    """Hidden layers of the actor; none: `hidden_sizes`. Behind a shared trunk, these are further layers."""
+    critic_hidden_sizes: HiddenSizes | None = None
+    """Hidden layers of the critic; none: `hidden_sizes`. Behind a shared trunk, these are further layers."""
+    shared_trunk: Flag | None = None
+    """Whether actor and critic share the encoder and `hidden_sizes`; none: if the encoder looks at images."""
+
+    def network_spec(self, device: torch.device) -> NetworkSpec:
+        """What the networks have in common."""
+        return replace(
+            super().network_spec(device),
+            actor_hidden_sizes=self.actor_hidden_sizes,
+            critic_hidden_sizes=self.critic_hidden_sizes,
+            shared_trunk=self.shared_trunk,
+        )
 
     def plan_details(self, rollout_size: int) -> dict[str, int | str]:
         """Return what a plan says about the updates on one rollout of this many transitions."""
@@ -223,7 +273,8 @@ class OffPolicyParams(LearnerParams):
         return UniformSampler(stream)
 
     def check(self, num_envs: int) -> None:
-        """Refuse a replay buffer that cannot hold a batch, or one step of all envs."""
+        """Refuse also a replay buffer that cannot hold a batch, or one step of all envs."""
+        super().check(num_envs)
         smallest = max(self.batch_size, num_envs)
         if self.buffer_capacity < smallest:
             text = (

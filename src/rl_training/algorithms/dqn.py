@@ -1,6 +1,7 @@
 """Deep Q-learning (Mnih et al. 2015) and its options: double, dueling, n-step, prioritised replay."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -23,10 +24,12 @@ from rl_training.algorithms.base import (
 from rl_training.algorithms.optimizer import AppliedStep, Optimizer, make_rule, mean_metrics
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.sampling import PrioritizedSampler, Sampler, UniformSampler, tree_bytes
+from rl_training.errors import Problem
 from rl_training.experiment.schedules import PositiveSchedule, Schedule, crosses
-from rl_training.experiment.validation import Flag, Float, PositiveInt, UnitFloat
+from rl_training.experiment.validation import Flag, Float, PositiveInt, UnitFloat, config_error
 from rl_training.policies.acting import Actor, Draws
 from rl_training.policies.base import Array
+from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.params import pack_policy, unpack_policy
 from rl_training.policies.q_network import LOWEST_VALUE, QNetwork
 from rl_training.streams import make_torch_generator
@@ -52,10 +55,26 @@ class DQNParams(OffPolicyParams):
     double: Flag = False
     """Choose the next action by the online network, value it by the target (van Hasselt et al. 2016)."""
     dueling: Flag = False
+    shared_trunk: Flag | None = None
+    """Whether the two parts of a dueling network share the encoder and all hidden layers.
+
+    None: if the encoder looks at images.
+    """
     prioritized: Flag = False
     priority_alpha: UnitFloat = 0.6
     priority_beta: PositiveSchedule = Schedule(schedule="linear", start=0.4, end=1.0)
     """Strength of the importance weights."""
+
+    def network_spec(self, device: torch.device) -> NetworkSpec:
+        """What the networks have in common."""
+        return replace(super().network_spec(device), shared_trunk=self.shared_trunk)
+
+    def check(self, num_envs: int) -> None:
+        """Refuse also a shared trunk of a network that has only one part."""
+        super().check(num_envs)
+        if self.shared_trunk and not self.dueling:
+            text = "algo_kwargs.shared_trunk=True: only the two parts of a dueling network share a trunk; add dueling"
+            raise config_error([Problem(("algo_kwargs", "shared_trunk"), text)])
 
     def scheduled_names(self) -> list[str]:
         """Add the exploration, and leave out what only prioritised replay uses."""

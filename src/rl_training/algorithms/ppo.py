@@ -87,7 +87,8 @@ class PPOParams(OnPolicyParams):
         }
 
     def check(self, num_envs: int) -> None:
-        """Refuse a minibatch that no rollout could fill."""
+        """Refuse also a minibatch that no rollout could fill."""
+        super().check(num_envs)
         total = self.num_steps * num_envs
         if self.minibatch_size > total:
             text = (
@@ -97,7 +98,7 @@ class PPOParams(OnPolicyParams):
             raise config_error([Problem(("algo_kwargs", "minibatch_size"), text)])
 
 
-_BULK_ROWS = 16_384  # transitions evaluated at once after a rollout: bounds the memory of their features
+_BULK_ROWS, _BULK_FEATURES = 16_384, 2**24  # evaluated at once after a rollout: bounds the memory that this takes
 
 LOSS_METRICS = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "clip_fraction")
 _APPROX_KL = LOSS_METRICS.index("approx_kl")
@@ -177,10 +178,10 @@ class AdvantageEstimator:
         """Fill in values, log-probs, advantages and returns; `last_obs` [env, ...] follows the newest step."""
         policy, params = self._policy, self._policy.params.tensors
         device = policy.params.flat.device
-        steps = max(1, _BULK_ROWS // rollout.num_envs)
+        steps = max(1, min(_BULK_ROWS, _BULK_FEATURES // policy.encoder.size) // rollout.num_envs)
         for part in (slice(start, start + steps) for start in range(0, rollout.num_steps, steps)):
             obs, actions = rollout.obs[part].flatten(0, 1).to(device), rollout.actions[part].flatten(0, 1).to(device)
-            output = policy.evaluate(params, policy.encoder.encode_tensor(obs), actions, policy.masks(obs)).output
+            output = policy.score(params, policy.encoder.encode_tensor(obs), actions, policy.masks(obs))
             rollout.values[part] = output.values.view(-1, rollout.num_envs)
             rollout.logprobs[part] = output.logprobs.view(-1, rollout.num_envs)
         following = torch.as_tensor(last_obs).to(rollout.obs.dtype)

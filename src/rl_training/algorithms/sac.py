@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -27,6 +28,7 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Float, PositiveInt
 from rl_training.policies.acting import Actor, SamplingActor, WarmUpActor
+from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.soft_actor_critic import SquashedActor, SquashedDraw, TwinCritics
 from rl_training.streams import make_stream, make_torch_generator
 
@@ -39,6 +41,10 @@ class SACParams(OffPolicyParams):
     buffer_capacity: PositiveInt = 1_000_000
     batch_size: PositiveInt = 256
     hidden_sizes: HiddenSizes = (256, 256)
+    actor_hidden_sizes: HiddenSizes | None = None
+    """Hidden layers of the actor; none: `hidden_sizes`."""
+    critic_hidden_sizes: HiddenSizes | None = None
+    """Hidden layers of each critic; none: `hidden_sizes`."""
     learning_rate: PositiveSchedule = Schedule(start=3e-4)
     tau: Annotated[Float, Field(gt=0.0, le=1.0)] = 0.005
     """How much of the critics their targets take over after each update."""
@@ -50,6 +56,14 @@ class SACParams(OffPolicyParams):
     """Of the exploration noise from one step to the next, continuous actions only; 0: new noise at every step."""
     policy_delay: PositiveInt = 1
     """Critic updates per update of actor and temperature, which is then repeated that often."""
+
+    def network_spec(self, device: torch.device) -> NetworkSpec:
+        """What the networks have in common."""
+        return replace(
+            super().network_spec(device),
+            actor_hidden_sizes=self.actor_hidden_sizes,
+            critic_hidden_sizes=self.critic_hidden_sizes,
+        )
 
     @property
     def graphs(self) -> int:
@@ -87,7 +101,7 @@ class SACLearner:
         network = params.network_spec(setup.device)
         self.params = params
         self.policy = policy = SquashedActor(setup.observation_space, setup.action_space, network, setup.seed)
-        self.critics = critics = TwinCritics(policy.encoder.size, policy.actions.size, network)
+        self.critics = critics = TwinCritics(policy.encoder, policy.actions.size, network)
         generator = make_torch_generator(setup.seed, "initialisation")
         policy.initialise(generator)
         critics.initialise(generator)

@@ -18,7 +18,7 @@ from rl_training.experiment.validation import (
     StrictModel,
     validate_section,
 )
-from rl_training.plugins import is_object_path
+from rl_training.plugins import is_object_path, object_path
 
 ParamsT = TypeVar("ParamsT", bound=StrictModel)
 
@@ -119,6 +119,7 @@ _CHANGEABLE_ON_RESUME = (
 )
 
 PlainDict = dict[str, Annotated[Any, AfterValidator(_check_plain)]]
+ParamsDict = dict[str, Annotated[Any, BeforeValidator(object_path), AfterValidator(_check_plain)]]
 Name = Annotated[str, Field(strict=True, min_length=1, max_length=1_000)]
 TrackerName = Literal["tensorboard", "csv", "wandb", "mlflow"]
 
@@ -200,7 +201,7 @@ class TrainConfig(StrictModel):
     trackers: Annotated[tuple[TrackerName, ...], AfterValidator(_check_unique)] = ("tensorboard",)
     """Trackers that get the metrics in addition to `metrics.jsonl`. One that fails is left out, with a warning."""
     tracker_options: TrackerOptions = TrackerOptions()
-    algo_kwargs: PlainDict = Field(default_factory=dict)
+    algo_kwargs: ParamsDict = Field(default_factory=dict)
     env_kwargs: PlainDict = Field(default_factory=dict)
 
 

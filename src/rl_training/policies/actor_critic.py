@@ -1,4 +1,4 @@
-"""An actor and a critic with separate networks, all parameters in one flat vector."""
+"""An actor and a critic, with networks of their own or behind a shared trunk, all parameters in one flat vector."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from rl_training.policies.base import Array, PolicyOutput
 from rl_training.policies.distributions import LOG_STD, Scores, build_distribution
 from rl_training.policies.features import Encoder
 from rl_training.policies.networks.protocol import Trace
-from rl_training.policies.networks.spec import NetworkSpec
+from rl_training.policies.networks.spec import Head, NetworkSpec
 from rl_training.policies.params import make_trained_params, pack_policy, unpack_policy
 from rl_training.streams import make_stream, make_torch_generator
 
@@ -33,7 +33,7 @@ class Evaluation(NamedTuple):
 
     output: PolicyOutput
     actor: Trace
-    critic: Trace
+    critic: Trace | None
     scores: Scores
 
 
@@ -53,9 +53,11 @@ class ActorCritic:
         self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
         self.distribution = build_distribution(action_space)
         self._masked = self._can_use_masks(action_space)
-        self.actor = network.build("actor", self.encoder.feature_shape, self.distribution.num_outputs)
-        self.critic = network.build("critic", self.encoder.feature_shape, 1)
-        shapes = {**self.actor.shapes, **self.critic.shapes, **self.distribution.shapes}
+        actor = Head("actor", self.distribution.num_outputs, network.actor_hidden_sizes, ACTOR_GAIN)
+        critic = Head("critic", 1, network.critic_hidden_sizes, CRITIC_GAIN)
+        self.actor, self.critic = network.build_pair(self.encoder, actor, critic)
+        """With a shared trunk, there is one network: the last column of the actor's outputs is the value."""
+        shapes = {**self.actor.shapes, **(self.critic.shapes if self.critic else {}), **self.distribution.shapes}
         self.params = make_trained_params(shapes, network.device)
         self.action_shape, self.action_dtype = self.distribution.action_shape, self.distribution.action_dtype
         self._stream = make_stream(seed, "predictions")
@@ -75,8 +77,9 @@ class ActorCritic:
         """Random weights from `generator`, which is on the CPU so that every device starts alike."""
         start = torch.zeros(self.params.layout.size)
         params = self.params.layout.tensors(start)
-        self.actor.initialise(params, generator, ACTOR_GAIN)
-        self.critic.initialise(params, generator, CRITIC_GAIN)
+        for network in (self.actor, self.critic):
+            if network is not None:
+                network.initialise(params, generator)
         if LOG_STD in params:
             params[LOG_STD].fill_(log_std)
         self.params.set(start)
@@ -88,7 +91,8 @@ class ActorCritic:
     def _forward_array(self, obs: Array) -> tuple[Array, Array | None]:
         """Return the actor's outputs for observations [batch, ...], and which choices are legal."""
         outputs = self.actor.forward_array(self.params.arrays, self.encoder.encode_array(obs))
-        return outputs, self.encoder.masks_array(obs) if self._masked else None
+        masks = self.encoder.masks_array(obs) if self._masked else None
+        return outputs if self.critic else outputs[:, :-1], masks
 
     def sample(self, obs: Array, noise: Array) -> Array:
         """Return actions for observations [batch, ...] and noise [batch, size], in the policy's own space."""
@@ -108,24 +112,40 @@ class ActorCritic:
     def evaluate(
         self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor, masks: Tensor | None = None
     ) -> Evaluation:
-        """Score stored actions under `params`; `masks` come from the same observations as the features."""
-        actor, critic = self.actor.trace(params, features), self.critic.trace(params, features)
-        scores = self.distribution.score(params, actor.outputs, actions, masks)
-        output = PolicyOutput(actions, scores.logprobs, critic.outputs.squeeze(1), scores.entropies)
+        """Score stored actions under `params`, and keep what differentiating the scores needs.
+
+        `masks` come from the same observations as the features.
+        """
+        actor = self.actor.trace(params, features)
+        critic = self.critic.trace(params, features) if self.critic else None
+        outputs, values = _columns(actor.outputs, critic.outputs if critic else None)
+        scores = self.distribution.score(params, outputs, actions, masks)
+        output = PolicyOutput(actions, scores.logprobs, values, scores.entropies)
         return Evaluation(output, actor, critic, scores)
+
+    def score(
+        self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor, masks: Tensor | None = None
+    ) -> PolicyOutput:
+        """Score stored actions as `evaluate` does, to the last bit, and keep nothing."""
+        critic = self.critic.forward(params, features) if self.critic else None
+        outputs, values = _columns(self.actor.forward(params, features), critic)
+        scores = self.distribution.score(params, outputs, actions, masks)
+        return PolicyOutput(actions, scores.logprobs, values, scores.entropies)
 
     def gradients(
         self, params: Mapping[str, Tensor], evaluation: Evaluation, outer: OutputGradients
     ) -> dict[str, Tensor]:
         """Compute the gradient of a loss in every parameter from its gradients in what an evaluation gave out."""
         outputs, gradients = evaluation.scores.backward(outer.logprobs, outer.entropy)
+        values = outer.values.unsqueeze(1)
+        if self.critic is None or evaluation.critic is None:
+            return gradients | self.actor.backward(params, evaluation.actor, torch.cat([outputs, values], dim=1))
         gradients |= self.actor.backward(params, evaluation.actor, outputs)
-        gradients |= self.critic.backward(params, evaluation.critic, outer.values.unsqueeze(1))
-        return gradients
+        return gradients | self.critic.backward(params, evaluation.critic, values)
 
     def values(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """State values [batch] under `params`."""
-        return self.critic.forward(params, features).squeeze(1)
+        return (self.critic or self.actor).forward(params, features)[:, -1]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the named parameters and the normalisation of observations."""
@@ -134,3 +154,10 @@ class ActorCritic:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the parameters and the normalisation of `state`."""
         unpack_policy(state, self.params, self.encoder)
+
+
+def _columns(actor: Tensor, critic: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return what the distribution needs, and the values [batch], from the outputs of one network or of two."""
+    if critic is None:
+        return actor[:, :-1], actor[:, -1]
+    return actor, critic.squeeze(1)

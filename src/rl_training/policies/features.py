@@ -253,8 +253,6 @@ class Encoder:
         self.storage_dtype = _storage_dtype(space)
         self.num_frames = space.num_frames if isinstance(space, StackedFrames) else 1
         """How many frames an observation stacks along its first axis."""
-        self.feature_shape = self.shape if self._packed is None and self.shape else (self.size,)
-        """The shape that a network may give to one row of features."""
         self._num_vector = sum(part.stop - part.start for part in self.parts if part.kind == "vector")
         check_memory(_FEATURE_BYTES * self._num_vector, f"the observations of {space} are too large, wrap the env")
         self.normalizer = FeatureNormalizer(self._num_vector, enabled=normalize and self._num_vector > 0)

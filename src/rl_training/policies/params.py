@@ -87,13 +87,17 @@ class HostedParams:
         self.sync_host()
 
 
-def make_trained_params(shapes: Mapping[str, Shape], device: torch.device) -> HostedParams:
-    """Parameters for a network that is to be trained, if they fit into memory with all that training adds."""
-    num_parameters = sum(math.prod(shape) for shape in shapes.values())
+def check_parameters_fit(num_parameters: int, device: torch.device) -> None:
+    """Refuse a network whose parameters do not fit into memory with all that training adds."""
     check_memory(
         (_COPIES if device.type == "cpu" else 2) * 4 * num_parameters,
         f"lower algo_kwargs.hidden_sizes (a network has {num_parameters:,} parameters)",
     )
+
+
+def make_trained_params(shapes: Mapping[str, Shape], device: torch.device) -> HostedParams:
+    """Parameters for a network that is to be trained, if they fit into memory with all that training adds."""
+    check_parameters_fit(sum(math.prod(shape) for shape in shapes.values()), device)
     return HostedParams(shapes, device)
 
 

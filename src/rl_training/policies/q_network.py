@@ -11,8 +11,8 @@ from torch import Tensor
 from rl_training.errors import EnvironmentSetupError
 from rl_training.policies.base import Array
 from rl_training.policies.features import Encoder
-from rl_training.policies.networks.protocol import FloatArray, Shape, Trace
-from rl_training.policies.networks.spec import NetworkSpec
+from rl_training.policies.networks.protocol import FloatArray, Network, Shape, Trace
+from rl_training.policies.networks.spec import Head, NetworkSpec
 from rl_training.policies.params import make_trained_params
 
 LOWEST_VALUE = -1e30  # of an illegal action; finite, so that a terminal state's discount of 0 still gives 0
@@ -27,7 +27,10 @@ class QTrace(NamedTuple):
 
 
 class QNetwork:
-    """Q(obs, action) of every action; dueling: V + A - mean A, from two networks (Wang et al. 2016)."""
+    """Q(obs, action) of every action; dueling: V + A - mean A (Wang et al. 2016).
+
+    Advantages and state values come from two networks, or behind a shared trunk from one, with V in the last column.
+    """
 
     def __init__(
         self,
@@ -46,8 +49,13 @@ class QNetwork:
         self.num_actions, self._start = int(action_space.n), int(action_space.start)
         self.action_shape: Shape = ()
         self.action_dtype = torch.int64
-        self.advantage = network.build("advantage", self.encoder.feature_shape, self.num_actions)
-        self.value = network.build("value", self.encoder.feature_shape, 1) if dueling else None
+        self._dueling = dueling
+        advantage = Head("advantage", self.num_actions)
+        self.value: Network | None = None
+        if dueling:
+            self.advantage, self.value = network.build_pair(self.encoder, advantage, Head("value", 1))
+        else:
+            self.advantage = network.build(self.encoder, advantage)
         shapes = {**self.advantage.shapes, **(self.value.shapes if self.value else {})}
         self.params = make_trained_params(shapes, network.device)
 
@@ -61,30 +69,38 @@ class QNetwork:
 
     def q_values(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Values [batch, action] under `params`."""
-        return self.trace(params, features).values
+        advantage = self.advantage.forward(params, features)
+        return self._combine(advantage, self.value.forward(params, features) if self.value else None)
+
+    def _combine(self, advantage: Tensor, value: Tensor | None) -> Tensor:
+        """Compute the values of actions from the outputs of one network or of two."""
+        if not self._dueling:
+            return advantage
+        advantages = advantage[:, : self.num_actions]
+        values = advantage[:, self.num_actions :] if value is None else value
+        return values + advantages - advantages.mean(dim=1, keepdim=True)
 
     def trace(self, params: Mapping[str, Tensor], features: Tensor) -> QTrace:
         """Compute the values with all that `gradients` needs."""
         advantage = self.advantage.trace(params, features)
-        advantages = advantage.outputs
-        if self.value is None:
-            return QTrace(advantages, advantage, None)
-        value = self.value.trace(params, features)
-        return QTrace(value.outputs + advantages - advantages.mean(dim=1, keepdim=True), advantage, value)
+        value = self.value.trace(params, features) if self.value else None
+        return QTrace(self._combine(advantage.outputs, value.outputs if value else None), advantage, value)
 
     def gradients(self, params: Mapping[str, Tensor], trace: QTrace, outer: Tensor) -> dict[str, Tensor]:
         """Compute the gradient of a loss in every parameter from its gradients in the values [batch, action]."""
-        gradients: dict[str, Tensor] = {}
-        if self.value is not None and trace.value is not None:
-            total = outer.sum(dim=1, keepdim=True)
-            gradients |= self.value.backward(params, trace.value, total)
-            outer = outer - total / self.num_actions
-        return gradients | self.advantage.backward(params, trace.advantage, outer)
+        if not self._dueling:
+            return self.advantage.backward(params, trace.advantage, outer)
+        total = outer.sum(dim=1, keepdim=True)
+        advantages = outer - total / self.num_actions
+        if self.value is None or trace.value is None:
+            return self.advantage.backward(params, trace.advantage, torch.cat([advantages, total], dim=1))
+        gradients = self.value.backward(params, trace.value, total)
+        return gradients | self.advantage.backward(params, trace.advantage, advantages)
 
     def greedy(self, obs: Array) -> Array:
         """The best action per row, counted from 0; a state's value is the same for all and does not matter."""
         features: FloatArray = self.encoder.encode_array(obs)
-        values = self.advantage.forward_array(self.params.arrays, features)
+        values = self.advantage.forward_array(self.params.arrays, features)[:, : self.num_actions]
         masks = self.encoder.masks_array(obs)
         best: Array = (values if masks is None else np.where(masks, values, LOWEST_VALUE)).argmax(axis=1)
         return best

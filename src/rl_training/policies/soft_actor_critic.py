@@ -16,7 +16,7 @@ from rl_training.policies.base import Array
 from rl_training.policies.distributions import BoundedActions
 from rl_training.policies.features import Encoder
 from rl_training.policies.networks.protocol import Shape, Trace
-from rl_training.policies.networks.spec import NetworkSpec
+from rl_training.policies.networks.spec import Head, NetworkSpec
 from rl_training.policies.params import make_trained_params, pack_policy, unpack_policy
 from rl_training.streams import make_stream
 
@@ -68,7 +68,7 @@ class SquashedActor:
         self.actions = BoundedActions(action_space)
         self.action_shape: Shape = (self.actions.size,)
         self.action_dtype = torch.float32
-        self.network = network.build("actor", self.encoder.feature_shape, 2 * self.actions.size)
+        self.network = network.build(self.encoder, Head("actor", 2 * self.actions.size, network.actor_hidden_sizes))
         self.params = make_trained_params(self.network.shapes, network.device)
         self._stream = make_stream(seed, "predictions")
 
@@ -113,9 +113,10 @@ class SquashedActor:
 class TwinCritics:
     """Q1 and Q2 of (features, action)."""
 
-    def __init__(self, num_features: int, num_actions: int, network: NetworkSpec) -> None:
-        self._action_columns = slice(num_features, num_features + num_actions)
-        self.network = network.build_stack("critics", (num_features + num_actions,), 1, NUM_CRITICS)
+    def __init__(self, encoder: Encoder, num_actions: int, network: NetworkSpec) -> None:
+        self._action_columns = slice(encoder.size, encoder.size + num_actions)
+        head = Head("critics", 1, network.critic_hidden_sizes)
+        self.network = network.build_stack(encoder, head, NUM_CRITICS, num_actions=num_actions)
         self.params = make_trained_params(self.network.shapes, network.device)
 
     def initialise(self, generator: torch.Generator) -> None:

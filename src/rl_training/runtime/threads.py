@@ -20,7 +20,7 @@ def resolve_threads(config: TrainConfig, params: LearnerParams) -> tuple[TrainCo
     """Return the config with `num_threads: auto` replaced by a choice, and the reason for the choice."""
     if config.num_threads != "auto":
         return config, None
-    threads, reason = choose_threads(params.rows_per_step, max(params.hidden_sizes), available_cores())
+    threads, reason = choose_threads(params.rows_per_step, params.widest_layer, available_cores())
     return config.model_copy(update={"num_threads": threads}), f"{threads}: {reason}"
 
 

@@ -141,7 +141,7 @@ def with_resolved_compile(config: TrainConfig, params: LearnerParams) -> TrainCo
     if config.compile != "auto":
         return config
     steps = params.planned_gradient_steps(config.total_timesteps, config.num_envs)
-    pays = compiling_pays(steps, params.rows_per_step * max(params.hidden_sizes), params.graphs)
+    pays = compiling_pays(steps, params.rows_per_step * params.widest_layer, params.graphs)
     return config.model_copy(update={"compile": "on" if pays else "off"})
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rl_training.policies.networks.protocol import FloatArray, Shape, Trace
 
-Activation = Literal["tanh", "relu"]
+FastActivation = Literal["tanh", "relu"]
 
 _FEW = 32  # columns, below which the transpose is faster on a CPU; never tried on a GPU
 
@@ -30,7 +30,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return (right.mT @ left.mT).mT if right.shape[-1] < _FEW else left @ right
 
 
-def activate(activation: Activation, inputs: Tensor) -> Tensor:
+def activate(activation: FastActivation, inputs: Tensor) -> Tensor:
     """Compute the activations of `inputs`, which may be overwritten."""
     if activation == "relu":
         return torch.relu_(inputs)
@@ -50,7 +50,7 @@ def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def activation_gradients(activation: Activation, gradients: Tensor, outputs: Tensor) -> Tensor:
+def activation_gradients(activation: FastActivation, gradients: Tensor, outputs: Tensor) -> Tensor:
     """Turn gradients in the outputs of an activation into those in its inputs, in the same memory."""
     if activation == "relu":
         through: Tensor = torch.ops.aten.threshold_backward(gradients, outputs, 0.0, grad_input=gradients)
@@ -66,9 +66,19 @@ class MLP:
     `torch.nn.Linear`, those of a stack [stack, in, out].
     """
 
-    def __init__(self, name: str, sizes: Sequence[int], activation: Activation, stack: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        sizes: Sequence[int],
+        activation: FastActivation,
+        stack: int | None = None,
+        *,
+        output_gain: float | None = None,
+    ) -> None:
+        """With `output_gain`, the initial weights are orthogonal; it is the gain of the last layer."""
         self.activation = activation
         self.stack = stack
+        self._output_gain = output_gain
         self.layers = [(f"{name}.{index}.weight", f"{name}.{index}.bias") for index in range(len(sizes) - 1)]
         self.shapes: dict[str, Shape] = {}
         for (weight, bias), inputs, outputs in zip(self.layers, sizes[:-1], sizes[1:], strict=True):
@@ -77,18 +87,19 @@ class MLP:
             else:
                 self.shapes |= {weight: (stack, inputs, outputs), bias: (stack, 1, outputs)}
 
-    def initialise(
-        self, params: Mapping[str, Tensor], generator: torch.Generator, output_gain: float | None = None
-    ) -> None:
-        """Write orthogonal weights and zero biases; without a gain, both uniform within 1 / sqrt(inputs)."""
+    def initialise(self, params: Mapping[str, Tensor], generator: torch.Generator) -> None:
+        """Write orthogonal weights and zero biases; without a gain, both uniform within 1 / sqrt(inputs).
+
+        The hidden layers have the gain sqrt(2) (Engstrom et al. 2020, section 3).
+        """
         for weight, bias in self.layers:
             matrix = self._matrix(params[weight])
-            if output_gain is None:
+            if self._output_gain is None:
                 limit = 1.0 / math.sqrt(matrix.shape[-2])
                 params[weight].uniform_(-limit, limit, generator=generator)
                 params[bias].uniform_(-limit, limit, generator=generator)
                 continue
-            gain = output_gain if (weight, bias) == self.layers[-1] else math.sqrt(2)
+            gain = self._output_gain if (weight, bias) == self.layers[-1] else math.sqrt(2)
             for member in [params[weight]] if self.stack is None else params[weight].mT:
                 torch.nn.init.orthogonal_(member, gain, generator=generator)
             torch.nn.init.zeros_(params[bias])

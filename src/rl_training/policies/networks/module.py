@@ -8,13 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rl_training.errors import ConfigError, describe_error
 from rl_training.policies.networks.protocol import FloatArray, Network, Shape, Trace
 
-MakeModule = Callable[[Shape, int], nn.Module]
-"""Builds a module from the shape of one input and the number of outputs; it maps [batch, *shape] to [batch, out]."""
-
-_PROBE_ROWS = 2  # BatchNorm refuses a single row
+MakeModule = Callable[[], nn.Module]
+"""Makes a module that maps features [batch, in] and actions [batch, any] to outputs [batch, out]."""
 
 
 class _Graph(NamedTuple):
@@ -22,21 +19,22 @@ class _Graph(NamedTuple):
 
     outputs: Tensor
     params: dict[str, Tensor]
-    inputs: Tensor
+    inputs: tuple[Tensor, Tensor]
 
 
 class ModuleNetwork:
-    """A module whose parameters live in the flat vector under `<name>.<the module's own name>`."""
+    """A module whose parameters live in the flat vector under `<name>.<the module's own name>`.
 
-    def __init__(self, name: str, make_module: MakeModule, input_shape: Shape, num_outputs: int) -> None:
-        self._name, self._make_module = name, make_module
-        self._input_shape, self._num_outputs = input_shape, num_outputs
+    The first `num_features` columns of its inputs are features; those that follow, if any, are actions.
+    """
+
+    def __init__(self, name: str, make_module: MakeModule, num_features: int) -> None:
+        self._make_module, self._num_features = make_module, num_features
         module = self._build(torch.Generator().manual_seed(0))
         self._inner_names = {f"{name}.{inner}": inner for inner, _ in module.named_parameters()}
         self.shapes: dict[str, Shape] = {
             outer: tuple(module.get_parameter(inner).shape) for outer, inner in self._inner_names.items()
         }
-        self._check(module)
         self._module = module.requires_grad_(False)
         for param in self._module.parameters():
             param.data = torch.empty(0)  # every call gets the values that it uses
@@ -45,60 +43,24 @@ class ModuleNetwork:
         """Build the module with initial values that are drawn from `generator` and from no global one."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-            try:
-                module = self._make_module(self._input_shape, self._num_outputs)
-            except Exception as error:
-                raise ConfigError(
-                    f"the {self._name} network cannot be built for inputs {self._input_shape} and "
-                    f"{self._num_outputs} outputs: {describe_error(error)}"
-                ) from error
-        if not isinstance(module, nn.Module):
-            raise ConfigError(f"the {self._name} network must be a torch.nn.Module, not {type(module).__name__}")
-        return module
+            return self._make_module()
 
-    def _check(self, module: nn.Module) -> None:
-        """Refuse a module whose outputs misfit, or that depends on more than its parameters and inputs."""
-        who = f"the {self._name} network ({type(module).__name__})"
-        if not self.shapes or any(param.dtype != torch.float32 for param in module.parameters()):
-            raise ConfigError(f"{who} must have parameters, all of type float32")
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            before = torch.default_generator.get_state()
-            try:
-                outputs = module(torch.zeros(_PROBE_ROWS, *self._input_shape))
-            except Exception as error:
-                text = f"{who} fails for inputs of shape {self._input_shape}: {describe_error(error)}"
-                raise ConfigError(text) from error
-            draws = not torch.equal(before, torch.default_generator.get_state())
-        if not isinstance(outputs, Tensor) or outputs.shape != (_PROBE_ROWS, self._num_outputs):
-            got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise ConfigError(f"{who} must give outputs [batch, {self._num_outputs}], it gives {got} for 2 rows")
-        changed = [name for name, buffer in module.named_buffers() if not torch.equal(buffer, buffers[name])]
-        if changed:
-            raise ConfigError(
-                f"{who} changes its buffer {changed[0]} while training, as BatchNorm does, which is not supported; "
-                "use LayerNorm or GroupNorm"
-            )
-        if draws:
-            raise ConfigError(f"{who} draws random numbers in its forward pass, as Dropout does: leave that out")
-
-    def initialise(
-        self, params: Mapping[str, Tensor], generator: torch.Generator, output_gain: float | None = None
-    ) -> None:
+    def initialise(self, params: Mapping[str, Tensor], generator: torch.Generator) -> None:
         """Write the module's own initial values."""
-        del output_gain
         module = self._build(generator)
         for outer, inner in self._inner_names.items():
             params[outer].copy_(module.get_parameter(inner).detach())
 
     def forward(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Compute outputs [batch, out] from inputs [batch, in]."""
-        return self._call({inner: params[outer] for outer, inner in self._inner_names.items()}, inputs)
+        return self._call({inner: params[outer] for outer, inner in self._inner_names.items()}, self._split(inputs))
 
-    def _call(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        buffers = {name: buffer.to(inputs.device) for name, buffer in self._module.named_buffers()}
-        rows = inputs.reshape(-1, *self._input_shape)
-        outputs: Tensor = functional_call(self._module, {**params, **buffers}, (rows,))
+    def _split(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs[:, : self._num_features], inputs[:, self._num_features :]
+
+    def _call(self, params: Mapping[str, Tensor], inputs: tuple[Tensor, Tensor]) -> Tensor:
+        buffers = {name: buffer.to(inputs[0].device) for name, buffer in self._module.named_buffers()}
+        outputs: Tensor = functional_call(self._module, {**params, **buffers}, inputs)
         return outputs
 
     def trace(self, params: Mapping[str, Tensor], inputs: Tensor) -> Trace:
@@ -106,7 +68,8 @@ class ModuleNetwork:
         # Updates run in inference mode, whose tensors autograd cannot keep.
         with torch.inference_mode(False), torch.enable_grad():
             leaves = {inner: params[outer].detach().requires_grad_() for outer, inner in self._inner_names.items()}
-            rows = (inputs.clone() if inputs.is_inference() else inputs.detach()).requires_grad_()
+            features, actions = self._split(inputs.clone() if inputs.is_inference() else inputs.detach())
+            rows = features.requires_grad_(), actions.requires_grad_()
             outputs = self._call(leaves, rows)
         return Trace(outputs.detach(), _Graph(outputs, leaves, rows))
 
@@ -125,14 +88,18 @@ class ModuleNetwork:
         """Compute the gradients in some columns of the inputs, and nothing else of the gradient."""
         del params
         graph: _Graph = trace.saved
-        (gradients,) = torch.autograd.grad(graph.outputs, [graph.inputs], output_gradients)
-        return gradients[:, columns]
+        first, last, _ = columns.indices(sum(part.shape[1] for part in graph.inputs))
+        # Gradients in actions do not need the way back through the encoder.
+        skipped = self._num_features if first >= self._num_features else 0
+        wanted = graph.inputs[1:] if skipped else graph.inputs
+        found = torch.autograd.grad(graph.outputs, wanted, output_gradients, allow_unused=True, materialize_grads=True)
+        return torch.cat(found, dim=1)[:, first - skipped : last - skipped]
 
     def forward_array(self, params: Mapping[str, FloatArray], inputs: FloatArray) -> FloatArray:
         """Compute the outputs by torch on the host's memory of the parameters."""
         with torch.inference_mode():
             own = {inner: torch.from_numpy(params[outer]) for outer, inner in self._inner_names.items()}
-            return self._call(own, torch.from_numpy(np.ascontiguousarray(inputs))).numpy()
+            return self._call(own, self._split(torch.from_numpy(np.ascontiguousarray(inputs)))).numpy()
 
 
 class NetworkStack:
@@ -144,12 +111,10 @@ class NetworkStack:
         for member in self.members:
             self.shapes |= member.shapes
 
-    def initialise(
-        self, params: Mapping[str, Tensor], generator: torch.Generator, output_gain: float | None = None
-    ) -> None:
+    def initialise(self, params: Mapping[str, Tensor], generator: torch.Generator) -> None:
         """Write the initial values of every member, each with draws of its own."""
         for member in self.members:
-            member.initialise(params, generator, output_gain)
+            member.initialise(params, generator)
 
     def forward(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Compute outputs [stack, batch, out] from inputs [batch, in]."""

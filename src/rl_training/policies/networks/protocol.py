@@ -30,15 +30,8 @@ class Network(Protocol):
     def shapes(self) -> dict[str, Shape]:
         """The shape of every parameter by name."""
 
-    def initialise(
-        self, params: Mapping[str, Tensor], generator: torch.Generator, output_gain: float | None = None
-    ) -> None:
-        """Write the initial values into `params`, drawn from `generator`.
-
-        With `output_gain`, the weights of an MLP are orthogonal with this gain in the last layer (Engstrom et al.
-        2020, section 3); without it, they are uniform as torch's own. A network with initial values of its own
-        ignores the gain.
-        """
+    def initialise(self, params: Mapping[str, Tensor], generator: torch.Generator) -> None:
+        """Write the initial values into `params`, drawn from `generator`."""
 
     def forward(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Compute the outputs."""

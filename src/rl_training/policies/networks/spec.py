@@ -1,13 +1,42 @@
-"""Which networks an algorithm uses: the fast MLP, or a module that the config names."""
+"""Which networks an algorithm uses: the fast MLP for flat features, modules for everything else."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from rl_training.plugins import import_object
-from rl_training.policies.networks.mlp import MLP, Activation
+from rl_training.policies.features import Encoder
+from rl_training.policies.networks.encoders import (
+    AnyEncoder,
+    is_built_in,
+    make_built_in_encoder,
+    make_own_encoder,
+    uses_images,
+)
+from rl_training.policies.networks.layers import (
+    Activation,
+    count_parameters,
+    initialise_orthogonally,
+    make_hidden_layers,
+)
+from rl_training.policies.networks.mlp import MLP
 from rl_training.policies.networks.module import ModuleNetwork, NetworkStack
-from rl_training.policies.networks.protocol import Network, Shape
+from rl_training.policies.networks.protocol import Network
+from rl_training.policies.params import check_parameters_fit
+
+
+@dataclass(frozen=True)
+class Head:
+    """What one part of a policy, such as its actor, needs from a network."""
+
+    name: str
+    num_outputs: int
+    hidden_sizes: tuple[int, ...] | None = None
+    """Hidden layers of its own; none: those of the spec, or no further ones after a shared trunk."""
+    gain: float | None = None
+    """With it, all weights are orthogonal, with this gain in the last layer; none: torch's own initial weights."""
 
 
 @dataclass(frozen=True)
@@ -18,26 +47,119 @@ class NetworkSpec:
     activation: Activation
     device: torch.device
     normalize_obs: bool = False
-    module: str | None = None
-    """`package.module:Name` of the function or class that makes every network; none: MLPs with `hidden_sizes`."""
+    layer_norm: bool = False
+    encoder: str = "auto"
+    """A built-in encoder, or `package.module:Name` of another one."""
+    encoder_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    actor_hidden_sizes: tuple[int, ...] | None = None
+    critic_hidden_sizes: tuple[int, ...] | None = None
+    shared_trunk: bool | None = None
+    """Whether `build_pair` shares encoder and hidden layers; none: if the encoder looks at images."""
 
-    def build(self, name: str, input_shape: Shape, num_outputs: int) -> Network:
-        """Build a network whose parameters are named `<name>...`, for inputs that are rows of this shape."""
-        if self.module is None:
-            return MLP(name, self._sizes(input_shape, num_outputs), self.activation)
-        return self._module_network(name, input_shape, num_outputs)
+    @property
+    def widest_layer(self) -> int:
+        """The size of the largest hidden layer, 1 if there is none."""
+        sizes = (*self.hidden_sizes, *(self.actor_hidden_sizes or ()), *(self.critic_hidden_sizes or ()))
+        return max(sizes, default=1)
 
-    def build_stack(self, name: str, input_shape: Shape, num_outputs: int, count: int) -> Network:
+    def build(self, encoder: Encoder, head: Head, *, num_actions: int = 0) -> Network:
+        """Build a network for rows of features, followed by `num_actions` columns that the encoder does not see."""
+        fast = self._fast_network(encoder, head, num_actions, stack=None)
+        return fast or self._module_network(head.name, _Recipe(self, encoder, (head,), num_actions))
+
+    def build_stack(self, encoder: Encoder, head: Head, count: int, *, num_actions: int = 0) -> Network:
         """Build `count` networks that see the same inputs, as one."""
-        if self.module is None:
-            return MLP(name, self._sizes(input_shape, num_outputs), self.activation, stack=count)
-        return NetworkStack(
-            [self._module_network(f"{name}.{index}", input_shape, num_outputs) for index in range(count)]
-        )
+        fast = self._fast_network(encoder, head, num_actions, stack=count)
+        recipe = _Recipe(self, encoder, (head,), num_actions)
+        names = [f"{head.name}.{index}" for index in range(count)]
+        return fast or NetworkStack([self._module_network(name, recipe) for name in names])
 
-    def _sizes(self, input_shape: Shape, num_outputs: int) -> list[int]:
-        return [torch.Size(input_shape).numel(), *self.hidden_sizes, num_outputs]
+    def build_pair(self, encoder: Encoder, first: Head, second: Head) -> tuple[Network, Network | None]:
+        """Build two networks, or one that has the outputs of both side by side, behind a shared trunk."""
+        shared = uses_images(self.encoder, encoder) if self.shared_trunk is None else self.shared_trunk
+        if not shared:
+            return self.build(encoder, first), self.build(encoder, second)
+        return self._module_network("shared", _Recipe(self, encoder, (first, second), trunk=self.hidden_sizes)), None
 
-    def _module_network(self, name: str, input_shape: Shape, num_outputs: int) -> Network:
-        make_module = import_object(self.module or "", "algo_kwargs.network")
-        return ModuleNetwork(name, make_module, input_shape, num_outputs)
+    def _fast_network(self, encoder: Encoder, head: Head, num_actions: int, stack: int | None) -> Network | None:
+        """Return the hand-written MLP if it can do what the spec asks for."""
+        flat = self.encoder == "mlp" or (self.encoder == "auto" and not uses_images("auto", encoder))
+        if not flat or self.layer_norm or not (self.activation == "tanh" or self.activation == "relu"):
+            return None
+        sizes = [encoder.size + num_actions, *self.sizes_of(head), head.num_outputs]
+        return MLP(head.name, sizes, self.activation, stack, output_gain=head.gain)
+
+    def sizes_of(self, head: Head) -> tuple[int, ...]:
+        """Return the hidden sizes of a network that has this head only."""
+        return self.hidden_sizes if head.hidden_sizes is None else head.hidden_sizes
+
+    def _module_network(self, name: str, recipe: "_Recipe") -> Network:
+        return ModuleNetwork(name, recipe, recipe.encoder.size)
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """Makes the module of a network; it can be pickled, so that another process can compile the updates."""
+
+    spec: NetworkSpec
+    encoder: Encoder
+    heads: tuple[Head, ...]
+    num_actions: int = 0
+    trunk: tuple[int, ...] | None = None
+    """Hidden layers that several heads share; none: a single head with all hidden layers."""
+
+    def __call__(self) -> "EncodedNetwork":
+        """Make the module with initial weights from torch's global generator."""
+        encoder = self._make_encoder()
+        self._check_size(lambda: self._assemble(encoder))
+        network = self._assemble(encoder)
+        if self._orthogonal:
+            initialise_orthogonally(network.trunk)
+        for head in self.heads:
+            if head.gain is not None:
+                initialise_orthogonally(network.heads[head.name], head.gain)
+        return network
+
+    @property
+    def _orthogonal(self) -> bool:
+        return self.heads[0].gain is not None
+
+    def _make_encoder(self) -> AnyEncoder:
+        name = self.spec.encoder
+        if not is_built_in(name):
+            return make_own_encoder(name, self.spec.encoder_kwargs, self.encoder)
+        self._check_size(lambda: make_built_in_encoder(name, self.encoder))
+        encoder = make_built_in_encoder(name, self.encoder)
+        if self._orthogonal:
+            initialise_orthogonally(encoder)
+        return encoder
+
+    def _check_size(self, make_module: Callable[[], nn.Module]) -> None:
+        check_parameters_fit(count_parameters(make_module), self.spec.device)
+
+    def _assemble(self, encoder: AnyEncoder) -> "EncodedNetwork":
+        sizes = [encoder.features_dim + self.num_actions, *(self.trunk or ())]
+        heads = {head.name: self._make_head(head, sizes[-1]) for head in self.heads}
+        return EncodedNetwork(encoder, self._hidden_layers(sizes), heads)
+
+    def _make_head(self, head: Head, num_inputs: int) -> nn.Sequential:
+        hidden = self.spec.sizes_of(head) if self.trunk is None else head.hidden_sizes or ()
+        sizes = [num_inputs, *hidden]
+        return nn.Sequential(*self._hidden_layers(sizes), nn.Linear(sizes[-1], head.num_outputs))
+
+    def _hidden_layers(self, sizes: Sequence[int]) -> nn.Sequential:
+        return make_hidden_layers(sizes, self.spec.activation, layer_norm=self.spec.layer_norm)
+
+
+class EncodedNetwork(nn.Module):
+    """An encoder, hidden layers behind it, and heads whose outputs are put side by side."""
+
+    def __init__(self, encoder: AnyEncoder, trunk: nn.Sequential, heads: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.encoder, self.trunk, self.heads = encoder, trunk, nn.ModuleDict(heads)
+
+    def forward(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Compute outputs [batch, out]; actions [batch, any] join after the encoder."""
+        encoded = self.encoder(features)
+        hidden = self.trunk(torch.cat([encoded, actions], dim=1) if actions.shape[1] else encoded)
+        return torch.cat([head(hidden) for head in self.heads.values()], dim=1)
