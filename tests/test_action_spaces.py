@@ -514,6 +514,41 @@ def test_ppo_finds_the_best_composite_actions(
         assert env_class.action_space.contains(action)
 
 
+def test_ppo_finds_the_best_nested_action_among_the_legal_ones(make_config: MakeConfig) -> None:
+    """One-step episodes that pay for an arm at (0.075, 5), hand 6 or the best legal one, and lamps that match."""
+    num_envs, num_steps = 16, 32
+    config = make_config(num_envs=num_envs, total_timesteps=100_000, algo_kwargs=PROBE)
+    learner = build_ppo_learner(config, PackedObservations(spaces.Dict({"vector": VECTOR}), 12), PACKED)
+    rollout, rng, lamps = build_rollout(config, learner), np.random.default_rng(0), np.array([[1, 0], [0, 1]])
+    masks = np.ones((2, 12), bool)
+    masks[1, 1] = False  # hand 6, the best one, is illegal in the second state
+    space: Any = learner.policy.encoder.space
+    signs = np.array([[-1.0] * 3, [1.0] * 3], np.float32)
+    shown = [space.pack({"vector": sign}, mask) for sign, mask in zip(signs, masks, strict=True)]
+
+    def reward(row: Any) -> float:
+        action = PACKED.unpack(row)
+        distance = np.abs((action["arm"] - [0.075, 5.0]) / [0.1, 13.0]).sum()
+        return float({5: 0.0, 6: 2.0, 7: 1.0}[action["hand"][0]] - distance + (action["lamps"] == lamps).mean())
+
+    actor = learner.make_actor(range(num_envs))
+    for update in range(30):
+        rollout.reset()
+        for step in range(num_steps):
+            obs = np.stack([shown[state] for state in rng.integers(2, size=num_envs)])
+            actions = actor.act(obs, (update * num_steps + step) * num_envs)
+            rewards = [reward(row) for row in actor.to_env(actions)]
+            rollout.add(obs=obs, actions=actions, rewards=rewards, dones=np.ones(num_envs, bool))
+        learner.compute_advantages(rollout, obs)
+        learner.update(rollout, step=update * num_steps * num_envs)
+    found = [PACKED.unpack(row) for row in learner.policy.predict(np.stack(shown))]
+    assert [action["hand"][0] for action in found] == [6, 7]
+    for action in found:
+        assert action["lamps"].tolist() == lamps.tolist()
+        assert action["arm"].tolist() == pytest.approx([0.075, 5.0], abs=0.6)
+        assert action["arm"][0] == pytest.approx(0.075, abs=0.01)
+
+
 def test_a_policy_without_masks_has_none() -> None:
     policy = ActorCritic(VECTOR, DIALS, NetworkSpec((8,), "tanh", torch.device("cpu")), seed=1)
     assert policy.masks(torch.zeros(2, 3)) is None

@@ -109,6 +109,21 @@ def test_correlated_noise_goes_on_where_it_stopped_and_is_the_same_sync_or_async
     assert all(one == outcomes[0] for one in outcomes)
 
 
+@pytest.mark.parametrize("env", ["Dials", "Switches"])
+def test_composite_actions_go_on_where_they_stopped_and_are_the_same_sync_or_async(
+    make_config: MakeConfig, env: str
+) -> None:
+    outcomes = []
+    for vectorization in ("sync", "async"):
+        env_id = f"sample_spaces_envs:tests/{env}-v0"
+        config = make_config(env_id=env_id, vectorization=vectorization, num_envs=2, total_timesteps=320)
+        outcomes.append(outcome(train(config)))
+        run_dir = train(config, SignalAt(50, "collect"))
+        resume_training(run_dir)
+        outcomes.append(outcome(run_dir))
+    assert all(one == outcomes[0] for one in outcomes)
+
+
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str, int], None]:
     """Lets the env class fire at its `at`th step from now on."""

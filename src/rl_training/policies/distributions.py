@@ -384,7 +384,8 @@ class _Part:
 class Product:
     """The distributions of all parts of a nested action, independent of each other.
 
-    The masks of all parts that can use masks stand side by side, and so do the deviations of all continuous parts.
+    Masks cover the choices of the Discrete and MultiDiscrete parts, in the order of the parts. The deviations of all
+    continuous parts are one parameter.
     """
 
     def __init__(self, space: PackedActions) -> None:
