@@ -406,13 +406,13 @@ class ObjectStateEnv(StateEnv):
         return self.np_random
 
 
-class DictObsEnv(WalkEnv):
-    """Shows a dict."""
+class SequenceObsEnv(WalkEnv):
+    """Shows a sequence, which no network takes."""
 
-    observation_space = spaces.Dict({"walk": WalkEnv.observation_space})
+    observation_space = spaces.Sequence(WalkEnv.observation_space)
 
     def observe(self) -> Any:
-        return {"walk": super().observe()}
+        return (super().observe(),)
 
 
 class UnboundedActionEnv(WalkEnv):

@@ -20,6 +20,7 @@ from rl_training.envs.checks.processes import check_process
 from rl_training.envs.checks.recording import Recording
 from rl_training.envs.checks.values import check_speed
 from rl_training.errors import EnvironmentSetupError
+from rl_training.packing import PackedActions, PackedObservations, is_packed_as_observation
 from rl_training.runtime.registry import list_algorithm_specs
 
 STEPS = 600
@@ -66,7 +67,7 @@ FAULTS = {
     "WarningEnv": ("warnings", "warning"),
     "ForgetfulStateEnv": ("exact resume", "warning"),
     "ObjectStateEnv": ("exact resume", "problem"),
-    "DictObsEnv": ("spaces", "problem"),
+    "SequenceObsEnv": ("spaces", "problem"),
     "UnboundedActionEnv": ("spaces", "warning"),
 }
 
@@ -200,6 +201,9 @@ ACTION_SPACES: list[spaces.Space[Any]] = [
     spaces.Box(-np.inf, np.inf, (2,)),
     spaces.Box(0, 3, (2,), np.int64),
     spaces.MultiBinary(3),
+    spaces.MultiDiscrete([2, 3]),
+    spaces.Dict({"gear": spaces.Discrete(3), "wheel": spaces.Box(-1.0, 1.0, (1,))}),
+    spaces.Graph(spaces.Discrete(2), None),
 ]
 
 
@@ -213,7 +217,9 @@ def test_the_algorithms_named_are_those_that_take_the_spaces(
         if spec.name not in TINY:
             continue
         try:
-            spec.build_learner_fn(make_config(algo=spec.name), observation_space, action_space)
+            seen = PackedObservations(observation_space) if is_packed_as_observation(observation_space) else None
+            acting = PackedActions(action_space) if isinstance(action_space, spaces.Dict) else action_space
+            spec.build_learner_fn(make_config(algo=spec.name), seen or observation_space, acting)
         except EnvironmentSetupError:
             continue
         taking.append(spec.name)

@@ -11,8 +11,8 @@ from gymnasium import spaces
 
 from rl_training import PPO, SAC
 from rl_training.errors import EnvironmentSetupError
+from rl_training.packing import SUPPORTED_OBSERVATIONS
 from rl_training.policies.distributions import SUPPORTED_ACTIONS
-from rl_training.policies.features import SUPPORTED_OBSERVATIONS
 from rl_training.runtime.manager import DefaultExperimentManager
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.registry import get_algorithm_spec
@@ -41,17 +41,17 @@ COMPOSITE_ACTIONS: dict[str, AnySpace] = {
     "multi binary": spaces.MultiBinary(3),
     "multi binary matrix": spaces.MultiBinary((2, 2)),
 }
+NESTED: dict[str, AnySpace] = {
+    "dict": spaces.Dict({"vector": VECTOR, "inner": spaces.Dict({"choice": CHOICE})}),
+    "tuple": spaces.Tuple((VECTOR, CHOICE)),
+}
 OBSERVATIONS: dict[str, AnySpace] = {
     **ACTIONS,
     "image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
     "integers": spaces.Box(-5, 5, (2,), np.int32),
 }
 UNSUPPORTED: dict[str, AnySpace] = {
-    "MultiDiscrete": spaces.MultiDiscrete([2, 3]),
-    "MultiBinary": spaces.MultiBinary(3),
     "Text": spaces.Text(4),
-    "Dict": spaces.Dict({"vector": VECTOR}),
-    "Tuple": spaces.Tuple((VECTOR, CHOICE)),
     "Sequence": spaces.Sequence(VECTOR),
     "Graph": spaces.Graph(VECTOR, None),
     "OneOf": spaces.OneOf((VECTOR, CHOICE)),
@@ -72,7 +72,8 @@ class SpaceEnv(gymnasium.Env[Any, Any]):
         return self.observation_space.sample(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if not self.action_space.contains(np.asarray(action)):
+        nested = isinstance(action, (dict, tuple))
+        if not self.action_space.contains(action if nested else np.asarray(action)):
             raise ValueError(f"{action!r} is not in {self.action_space}")
         self.steps += 1
         return self.observation_space.sample(), 1.0, False, self.steps >= EPISODE_LENGTH, {}
@@ -114,6 +115,24 @@ def test_ppo_trains_on_these_observations(name: str, register: Register, make_co
     assert np.shape(model.predict(batch)) == (4,)
 
 
+@pytest.mark.parametrize("name", [*COMPOSITE_ACTIONS, *NESTED])
+@pytest.mark.parametrize(("algo", "action_space"), [("ppo", CHOICE), ("dqn", CHOICE), ("sac", VECTOR)])
+def test_every_algorithm_trains_on_composite_observations(
+    name: str, algo: str, action_space: AnySpace, register: Register, make_config: MakeConfig
+) -> None:
+    space = {**COMPOSITE_ACTIONS, **NESTED}[name]
+    config = make_config(algo=algo, env_id=register(space, action_space), num_envs=2)
+    assert get_algorithm_spec(algo).train_fn(config).metrics["eval_return_mean"] == EPISODE_LENGTH
+
+
+@pytest.mark.parametrize("name", list(NESTED))
+def test_ppo_trains_with_nested_actions(name: str, register: Register, make_config: MakeConfig) -> None:
+    space = NESTED[name]
+    model = train(register(VECTOR, space), make_config)
+    for deterministic in (True, False):
+        assert space.contains(model.predict(np.ones(3, np.float32), deterministic))
+
+
 @pytest.mark.parametrize("name", [*ACTIONS, *COMPOSITE_ACTIONS])
 def test_ppo_trains_with_these_actions(name: str, register: Register, make_config: MakeConfig) -> None:
     space = {**ACTIONS, **COMPOSITE_ACTIONS}[name]
@@ -148,7 +167,7 @@ def test_other_observations_are_refused_with_what_is_supported(
     assert "Wrap the env" in message
 
 
-@pytest.mark.parametrize("kind", sorted(UNSUPPORTED.keys() - {"MultiDiscrete", "MultiBinary"}))
+@pytest.mark.parametrize("kind", UNSUPPORTED)
 def test_other_actions_are_refused_with_what_is_supported(
     kind: str, register: Register, make_config: MakeConfig
 ) -> None:
@@ -167,12 +186,8 @@ def test_a_box_of_integers_is_no_action_space(
 
 
 def test_a_space_that_processes_cannot_share_is_refused_too(register: Register, make_config: MakeConfig) -> None:
-    env_id = register(UNSUPPORTED["Sequence"], CHOICE)
-    config = make_config(env_id=env_id, vectorization="async")
-    with pytest.raises(
-        EnvironmentSetupError,
-        match=f"{env_id} cannot run in worker processes .*supported observation spaces: Box and Discrete",
-    ):
+    config = make_config(env_id=register(UNSUPPORTED["Sequence"], CHOICE), vectorization="async")
+    with pytest.raises(EnvironmentSetupError, match="observation space Sequence is not supported; supported: Box"):
         train_ppo(config)
     assert not config.output_dir.exists()
 
@@ -198,6 +213,7 @@ def test_off_policy_algorithms_refuse_other_observations(
     assert SUPPORTED_OBSERVATIONS in message
 
 
+REFUSED = {**UNSUPPORTED, **NESTED}
 DISCRETE_ONLY = {name: space for name, space in ACTIONS.items() if not isinstance(space, spaces.Discrete)}
 BOUNDED_ONLY = {
     **{name: space for name, space in ACTIONS.items() if isinstance(space, spaces.Discrete)},
@@ -209,8 +225,14 @@ BOUNDED_ONLY = {
 @pytest.mark.parametrize(
     ("algo", "space"),
     [
-        *[pytest.param("dqn", space, id=f"dqn {name}") for name, space in {**UNSUPPORTED, **DISCRETE_ONLY}.items()],
-        *[pytest.param("sac", space, id=f"sac {name}") for name, space in {**UNSUPPORTED, **BOUNDED_ONLY}.items()],
+        *[
+            pytest.param("dqn", space, id=f"dqn {name}")
+            for name, space in {**UNSUPPORTED, **NESTED, **DISCRETE_ONLY}.items()
+        ],
+        *[
+            pytest.param("sac", space, id=f"sac {name}")
+            for name, space in {**UNSUPPORTED, **NESTED, **BOUNDED_ONLY}.items()
+        ],
     ],
 )
 def test_off_policy_algorithms_refuse_actions_they_cannot_take(

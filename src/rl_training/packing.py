@@ -20,7 +20,9 @@ LeafSpace = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBi
 
 LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 MASK_NAME = "action_mask"
+SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 
+_SMALLEST_IMAGE = 7  # pixels of a side: a smaller array of bytes is a table of numbers
 _ALIGNMENT = 8  # bytes: every type of a leaf can be viewed at a multiple of it
 
 
@@ -116,15 +118,11 @@ class PackedObservations(spaces.Box):
                 self.left_out.append(leaf.name)
                 continue
             if not isinstance(space, LEAF_SPACES):
-                raise EnvironmentSetupError(
-                    f"observation space {type(space).__name__}{f' ({leaf.name})' if path else ''} is not supported; "
-                    "supported: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these. "
-                    "Wrap the env with a gymnasium.ObservationWrapper"
-                )
+                raise _unsupported(space, leaf.name)
             leaves.append(leaf)
             end = leaf.start + _aligned(leaf.num_bytes)
         if not leaves:
-            raise EnvironmentSetupError(f"observation space {original} has no part that a network can use")
+            raise _unsupported(original, ", ".join(self.left_out))
         self.leaves = tuple(leaves)
         self.mask = Leaf((MASK_NAME,), spaces.MultiBinary(mask_size), end) if mask_size else None
         super().__init__(0, 255, (end + _aligned(mask_size),), np.uint8)
@@ -169,6 +167,13 @@ class PackedObservations(spaces.Box):
         """Return the values of one part in rows [batch, bytes], as [batch, *shape]."""
         values: Array = rows[:, leaf.start : leaf.start + leaf.num_bytes].view(leaf.dtype)
         return values.reshape(len(rows), *leaf.shape)
+
+
+def _unsupported(space: Space[Any], name: str) -> EnvironmentSetupError:
+    return EnvironmentSetupError(
+        f"observation space {type(space).__name__}{f' ({name})' if name else ''} is not supported; supported: "
+        f"{SUPPORTED_OBSERVATIONS}. Wrap the env with a gymnasium.ObservationWrapper"
+    )
 
 
 def _part(leaf: Leaf) -> str:
@@ -267,3 +272,37 @@ def select_row(space: Space[Any], batch: Any, row: int) -> Any:
 def is_packed_as_observation(space: Space[Any]) -> bool:
     """Return whether observations of this space are packed; plain arrays of numbers and single numbers are not."""
     return not isinstance(space, (spaces.Box, spaces.Discrete)) or space.dtype == np.bool_
+
+
+def is_image(space: Space[Any]) -> bool:
+    """Return whether a space holds images: bytes or bits, with one axis of few channels, first or last, or none."""
+    if not isinstance(space, spaces.Box) or space.dtype not in (np.uint8, np.bool_):
+        return False
+    if len(space.shape) == 2:
+        return min(space.shape) >= _SMALLEST_IMAGE
+    if len(space.shape) != 3:
+        return False
+    first, middle, last = space.shape
+    channels, sides = (last, (first, middle)) if last < min(first, middle) else (first, (middle, last))
+    return channels < min(sides) and min(sides) >= _SMALLEST_IMAGE
+
+
+def describe_observations(space: Space[Any]) -> str:
+    """Say what a network sees of each part of an observation."""
+    original = space.original if isinstance(space, PackedObservations) else space
+    parts = [(".".join(map(str, path)), _describe_part(inner)) for path, inner in nested_spaces(original)]
+    return ", ".join(f"{name}: {text}" if name else text for name, text in parts)
+
+
+def _describe_part(space: Space[Any]) -> str:
+    if _is_text(space):
+        return "text, left out"
+    shape = "x".join(map(str, space.shape or (1,)))
+    if is_image(space):
+        return f"image {shape}"
+    if isinstance(space, spaces.MultiBinary):
+        return f"{shape} bits"
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return f"one-hot {int(np.sum(np.asarray(Leaf((), space, 0).choices)))}"
+    scaled = isinstance(space, spaces.Box) and space.dtype == np.uint8
+    return f"{shape} numbers{', scaled to 0..1' if scaled else ''}"

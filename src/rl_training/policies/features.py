@@ -14,13 +14,10 @@ from torch import Tensor
 
 from rl_training.errors import EnvironmentSetupError
 from rl_training.memory import check_memory
-from rl_training.packing import Leaf, PackedObservations, StackedFrames, nest
+from rl_training.packing import SUPPORTED_OBSERVATIONS, Leaf, PackedObservations, StackedFrames, is_image, nest
 from rl_training.policies.base import Array
 
-SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
-
 _FEATURE_BYTES = 40  # of its running statistics
-_SMALLEST_IMAGE = 7  # pixels of a side: a smaller array of bytes is a table of numbers
 _KINDS = ("vector", "one_hot", "image")
 CLIP = 10.0  # deviations beyond which a normalised number is cut
 _EPSILON = 1e-8
@@ -212,19 +209,6 @@ class _LeafEncoder:
         return np.cumsum(self._choices) - self._choices
 
 
-def is_image(space: spaces.Space[Any]) -> bool:
-    """Return whether a space holds images: bytes or bits, with one axis of few channels, first or last, or none."""
-    if not isinstance(space, spaces.Box) or space.dtype not in (np.uint8, np.bool_):
-        return False
-    if len(space.shape) == 2:
-        return min(space.shape) >= _SMALLEST_IMAGE
-    if len(space.shape) != 3:
-        return False
-    first, middle, last = space.shape
-    channels, sides = (last, (first, middle)) if last < min(first, middle) else (first, (middle, last))
-    return channels < min(sides) and min(sides) >= _SMALLEST_IMAGE
-
-
 class Encoder:
     """Turns observations into features: vectors first, then one-hot numbers, then images.
 
@@ -238,7 +222,7 @@ class Encoder:
         if self._packed is None and not isinstance(space, (spaces.Box, spaces.Discrete)):
             raise EnvironmentSetupError(
                 f"observation space {type(space).__name__} is not supported; supported: {SUPPORTED_OBSERVATIONS}. "
-                "Wrap the env, for example with gymnasium.wrappers.FlattenObservation"
+                "Wrap the env with a gymnasium.ObservationWrapper"
             )
         leaves = [Leaf((), space, 0)] if self._packed is None else self._packed.leaves  # type: ignore[arg-type]
         self._encoders = sorted(map(_LeafEncoder, leaves), key=lambda each: _KINDS.index(each.kind))

@@ -10,6 +10,7 @@ from rl_training.data.replay_buffer import ReplayBuffer, transition_bytes
 from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import check_memory
+from rl_training.packing import describe_observations
 from rl_training.runtime.algorithm import AlgorithmSpec
 from rl_training.runtime.collector import LocalCollector, Transition
 from rl_training.runtime.plan import Stretch, TrainingPlan, count_events, round_up
@@ -133,6 +134,7 @@ def plan_off_policy(config: TrainConfig, learner: OffPolicyLearner) -> TrainingP
         checkpoints=1 + count_events(config.checkpoint_interval, (warm_up, learning)),
         memory_bytes=replay_bytes(learner) + _tensor_bytes(learner.state_dict()),
         details={
+            "observations": describe_observations(learner.policy.encoder.space),
             "iterations": warm_up.num_iterations + learning.num_iterations,
             "warm-up env steps": min(params.learning_starts, env_steps),
             "updates": learning.num_full + (1 if updates_owed(params, 0, warm_up.limit) else 0),

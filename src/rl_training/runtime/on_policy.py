@@ -9,6 +9,7 @@ from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import check_memory
+from rl_training.packing import describe_observations
 from rl_training.runtime.algorithm import AlgorithmSpec
 from rl_training.runtime.collector import LocalCollector, Transition
 from rl_training.runtime.plan import Stretch, TrainingPlan, count_events, round_up
@@ -99,6 +100,7 @@ def plan_on_policy(config: TrainConfig, learner: OnPolicyLearner) -> TrainingPla
         checkpoints=1 + count_events(config.checkpoint_interval, rollouts),
         memory_bytes=num_bytes + 4 * weights.flat.nbytes,  # parameters, gradient, two moments
         details={
+            "observations": describe_observations(learner.policy.encoder.space),
             "rollouts": env_steps // rollout_size,
             "env steps per rollout": rollout_size,
             **params.plan_details(rollout_size),

@@ -14,7 +14,8 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from rl_training.envs.checks.findings import Finding, Subject, random_actions
 from rl_training.envs.checks.recording import obs_fault
 from rl_training.envs.restore import AnyEnv
-from rl_training.errors import describe_error
+from rl_training.errors import EnvironmentSetupError, describe_error
+from rl_training.packing import PackedObservations, describe_observations, nested_spaces
 
 # Advice that does not apply here: actions are scaled to their bounds, and the bounds of observations are not used.
 # `check_spaces` reports actions without bounds, and the wrapper around the env is `_CopyingWrapper`.
@@ -117,13 +118,20 @@ def _compact(message: str) -> str:
 
 def trainable_by(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> list[str]:
     """Return the names of the built-in algorithms that support these spaces."""
-    if not isinstance(observation_space, (spaces.Box, spaces.Discrete)):
+    try:
+        PackedObservations(observation_space)
+    except EnvironmentSetupError:
         return []
     if isinstance(action_space, spaces.Discrete):
         return ["dqn", "ppo"]
     if isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating):
         return ["ppo", "sac"] if action_space.is_bounded() else ["ppo"]
-    return []
+    return ["ppo"] if all(_ppo_acts_in(inner) for _, inner in nested_spaces(action_space)) else []
+
+
+def _ppo_acts_in(space: spaces.Space[Any]) -> bool:
+    is_float_box = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+    return is_float_box or isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
 
 
 def check_spaces(subject: Subject) -> Finding:
@@ -134,11 +142,12 @@ def check_spaces(subject: Subject) -> Finding:
     algorithms = trainable_by(observation_space, action_space)
     if not algorithms:
         remedy = (
-            "observations must be Box or Discrete, actions Discrete or Box of floats: wrap the env, "
-            "for example with gymnasium.wrappers.FlattenObservation"
+            "use Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these, with floats for continuous "
+            "actions; or wrap the env"
         )
         return Finding("spaces", "problem", f"{kinds}: no algorithm supports these", remedy)
     if isinstance(action_space, spaces.Box) and not action_space.is_bounded():
         remedy = "declare finite bounds, so that sac can train it and ppo can scale its actions"
         return Finding("spaces", "warning", f"{kinds} without finite bounds: trainable only with ppo", remedy)
-    return Finding("spaces", "ok", f"{kinds}: trainable with {' and '.join(algorithms)}")
+    seen = describe_observations(observation_space)
+    return Finding("spaces", "ok", f"{kinds}: trainable with {' and '.join(algorithms)}; a network sees {seen}")
