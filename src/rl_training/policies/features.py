@@ -19,7 +19,7 @@ from rl_training.policies.base import Array
 
 SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 
-_FEATURE_BYTES = 40  # of its running statistics
+_STATISTICS_BYTES = 40  # of the running statistics of one number
 _SMALLEST_IMAGE = 7  # pixels of a side: a smaller array of bytes is a table of numbers
 _KINDS = ("vector", "one_hot", "image")
 CLIP = 10.0  # deviations beyond which a normalised number is cut
@@ -252,7 +252,8 @@ class Encoder:
         """The shape of one stored observation."""
         self.storage_dtype = _storage_dtype(space)
         self._num_vector = sum(part.stop - part.start for part in self.parts if part.kind == "vector")
-        check_memory(_FEATURE_BYTES * self._num_vector, f"the observations of {space} are too large, wrap the env")
+        num_bytes = 4 * self.size + _STATISTICS_BYTES * self._num_vector
+        check_memory(num_bytes, f"the observations of {space} are too large, wrap the env")
         self.normalizer = FeatureNormalizer(self._num_vector, enabled=normalize and self._num_vector > 0)
 
     def observe(self, obs: Array) -> None:
