@@ -13,11 +13,12 @@ from rl_training.runtime.registry import get_algorithm_spec
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(DOCS.glob("*.md"))]
-RUN_PAGES = [ROOT / "README.md", DOCS / "python_api.md"]
+RUN_PAGES = [ROOT / "README.md", DOCS / "python_api.md", DOCS / "algorithms.md"]
 """Their Python blocks are run; those of the other pages are compiled only."""
 
 _FENCED = re.compile(r"^[ ]*```(\w*)\n(.*?)^[ ]*```$", re.DOTALL | re.MULTILINE)
 _BUDGET = re.compile(r"(?<=total_timesteps=)[0-9_]+")
+_FILE_NAME = re.compile(r"# (\w+\.py)\n")
 _OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
@@ -166,9 +167,14 @@ def test_python_blocks_compile(page: Path) -> None:
 
 @pytest.mark.parametrize("page", RUN_PAGES, ids=name_of)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, as they stand but for budgets, of which a hundredth is used."""
+    """One after the other, as they stand but for budgets, of which a hundredth is used; named files are written."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, object] = {}
     for body in blocks(page, "python"):
+        named = _FILE_NAME.match(body)
+        if named:
+            Path(named[1]).write_text(body)
+            continue
         assert _BUDGET.search(body) or ".learn(" not in body, "a block that trains must name its budget"
         exec(compile(_BUDGET.sub(lambda budget: str(int(budget[0]) // 100), body), page.name, "exec"), names)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -58,12 +59,19 @@ def refusal(config: TrainConfig) -> str:
 
 @ALL
 @pytest.mark.parametrize("sizes", [[10**6, 10**6], [MOST], [MOST] * 3, [300_000] * 1_000])
+@pytest.mark.parametrize("params", [{}, {"layer_norm": True}], ids=["mlp", "module"])
 def test_networks_that_do_not_fit_are_refused_with_what_they_need(
-    make_config: MakeConfig, algo: str, sizes: list[int]
+    make_config: MakeConfig, algo: str, sizes: list[int], params: dict[str, bool]
 ) -> None:
-    message = refusal(make_config(algo=algo, algo_kwargs={"hidden_sizes": sizes}))
+    message = refusal(make_config(algo=algo, algo_kwargs={"hidden_sizes": sizes, **params}))
     assert "GiB needed" in message
     assert "GiB free: lower algo_kwargs.hidden_sizes" in message
+
+
+def test_a_cnn_that_does_not_fit_is_refused_before_it_is_built(make_config: MakeConfig) -> None:
+    images = spaces.Box(0, 255, (6_000, 6_000), np.uint8)
+    with pytest.raises(ConfigError, match=r"GiB needed.* \(a network has [0-9,]+ parameters\)"):
+        get_algorithm_spec("dqn").build_learner_fn(make_config(algo="dqn"), images, spaces.Discrete(2))
 
 
 def test_what_a_network_needs_counts_its_moments_and_targets(

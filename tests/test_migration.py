@@ -1,5 +1,6 @@
 """Checkpoints of every older format load, evaluate and resume; the fixtures were written by the code of their time."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from test_replay_buffer import drawn
 
 from rl_training import DQN
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.errors import CheckpointError
+from rl_training.errors import CheckpointError, ConfigError
 from rl_training.experiment.checkpointing import CheckpointState, load_checkpoint, save_checkpoint
 from rl_training.runtime.workflows import evaluate_checkpoint, resume_training
 
@@ -116,3 +117,14 @@ def test_what_looks_old_but_cannot_be_migrated_is_refused(tmp_path: Path) -> Non
         CheckpointError, match=r"odd\.pt is not an rl_training checkpoint: its parts do not fit together"
     ):
         load_checkpoint(save_checkpoint(tmp_path / "odd.pt", odd))
+
+
+def test_networks_from_before_encoders_stay_flat(tmp_path: Path) -> None:
+    state = load_checkpoint(fixture("dqn"))
+    old = {**state.config, "algo_kwargs": {**state.config["algo_kwargs"], "network": None}}
+    path = save_checkpoint(tmp_path / "old.pt", replace(state, config=old))
+    assert load_checkpoint(path).config["algo_kwargs"] == {**state.config["algo_kwargs"], "encoder": "mlp"}
+    assert DQN.load(path).config.algo_kwargs["encoder"] == "mlp"
+    old["algo_kwargs"]["network"] = "my_networks:Net"
+    with pytest.raises(ConfigError, match=r"algo_kwargs\.network: unknown key"):
+        DQN.load(save_checkpoint(path, replace(state, config=old)))

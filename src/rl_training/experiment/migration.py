@@ -1,6 +1,7 @@
-"""Conversion of checkpoints of format 1 to the current format.
+"""Conversion of older checkpoints to the current format.
 
-Format 1 stored replay rows in the order of the ring buffer, and only the numbers of the running episodes.
+Format 1 stored replay rows in the order of the ring buffer, and only the numbers of the running episodes. Before
+`encoder` was a parameter, a parameter `network` had its place, and images were flattened.
 """
 
 from typing import Any
@@ -23,7 +24,17 @@ def migrate(values: dict[str, State]) -> dict[str, State]:
     if "last_obs" in trainer:
         trainer = _convert_trainer(trainer)
         learner = {name: _extract_moments(part) for name, part in learner.items()}
-    return {**values, "algorithm_state": learner, "buffer_state": buffer, "trainer_state": trainer}
+    config = values["config"]
+    if isinstance(config.get("algo_kwargs"), dict):
+        config = {**config, "algo_kwargs": _convert_params(config["algo_kwargs"])}
+    return {**values, "config": config, "algorithm_state": learner, "buffer_state": buffer, "trainer_state": trainer}
+
+
+def _convert_params(params: State) -> State:
+    """Keep the networks that observations had before encoders; a `network` of another package stays, and is refused."""
+    if "network" not in params or params["network"] is not None:
+        return params
+    return {"encoder": "mlp", **{name: value for name, value in params.items() if name != "network"}}
 
 
 def _extract_moments(part: Any) -> Any:

@@ -17,7 +17,7 @@ from rl_training.memory import check_memory
 from rl_training.packing import SUPPORTED_OBSERVATIONS, Leaf, PackedObservations, StackedFrames, is_image, nest
 from rl_training.policies.base import Array
 
-_FEATURE_BYTES = 40  # of its running statistics
+_STATISTICS_BYTES = 40  # of the running statistics of one number
 _KINDS = ("vector", "one_hot", "image")
 CLIP = 10.0  # deviations beyond which a normalised number is cut
 _EPSILON = 1e-8
@@ -238,7 +238,8 @@ class Encoder:
         self.num_frames = space.num_frames if isinstance(space, StackedFrames) else 1
         """How many frames an observation stacks along its first axis."""
         self._num_vector = sum(part.stop - part.start for part in self.parts if part.kind == "vector")
-        check_memory(_FEATURE_BYTES * self._num_vector, f"the observations of {space} are too large, wrap the env")
+        num_bytes = 4 * self.size + _STATISTICS_BYTES * self._num_vector
+        check_memory(num_bytes, f"the observations of {space} are too large, wrap the env")
         self.normalizer = FeatureNormalizer(self._num_vector, enabled=normalize and self._num_vector > 0)
 
     def observe(self, obs: Array) -> None:

@@ -43,6 +43,12 @@ def initialise_orthogonally(module: nn.Module, output_gain: float = math.sqrt(2)
             nn.init.zeros_(layer.bias)
 
 
+def count_hidden_parameters(sizes: Sequence[int], *, layer_norm: bool) -> int:
+    """Return how many parameters `make_hidden_layers` would give to layers between these sizes."""
+    extra = 3 if layer_norm else 1
+    return sum((inputs + extra) * outputs for inputs, outputs in pairwise(sizes))
+
+
 def count_parameters(make_module: Callable[[], nn.Module]) -> int:
     """Return how many parameters a module has, without the memory that they take."""
     with torch.device("meta"):

@@ -1,6 +1,6 @@
 """Which networks an algorithm uses: the fast MLP for flat features, modules for everything else."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from rl_training.policies.networks.encoders import (
 )
 from rl_training.policies.networks.layers import (
     Activation,
+    count_hidden_parameters,
     count_parameters,
     initialise_orthogonally,
     make_hidden_layers,
@@ -111,7 +112,7 @@ class _Recipe:
     def __call__(self) -> "EncodedNetwork":
         """Make the module with initial weights from torch's global generator."""
         encoder = self._make_encoder()
-        self._check_size(lambda: self._assemble(encoder))
+        self._check_size(encoder)
         network = self._assemble(encoder)
         if self._orthogonal:
             initialise_orthogonally(network.trunk)
@@ -128,24 +129,36 @@ class _Recipe:
         name = self.spec.encoder
         if not is_built_in(name):
             return make_own_encoder(name, self.spec.encoder_kwargs, self.encoder)
-        self._check_size(lambda: make_built_in_encoder(name, self.encoder))
+        count = count_parameters(lambda: make_built_in_encoder(name, self.encoder))
+        check_parameters_fit(count, self.spec.device)
         encoder = make_built_in_encoder(name, self.encoder)
         if self._orthogonal:
             initialise_orthogonally(encoder)
         return encoder
 
-    def _check_size(self, make_module: Callable[[], nn.Module]) -> None:
-        check_parameters_fit(count_parameters(make_module), self.spec.device)
+    def _check_size(self, encoder: AnyEncoder) -> None:
+        """Refuse layers that do not fit into memory, before they are made."""
+        count = sum(param.numel() for param in encoder.parameters())
+        sizes = self._trunk_sizes(encoder)
+        for layers in [sizes, *([*self._head_sizes(head, sizes[-1]), head.num_outputs] for head in self.heads)]:
+            count += count_hidden_parameters(layers, layer_norm=self.spec.layer_norm)
+        check_parameters_fit(count, self.spec.device)
 
     def _assemble(self, encoder: AnyEncoder) -> "EncodedNetwork":
-        sizes = [encoder.features_dim + self.num_actions, *(self.trunk or ())]
+        sizes = self._trunk_sizes(encoder)
         heads = {head.name: self._make_head(head, sizes[-1]) for head in self.heads}
         return EncodedNetwork(encoder, self._hidden_layers(sizes), heads)
 
     def _make_head(self, head: Head, num_inputs: int) -> nn.Sequential:
-        hidden = self.spec.sizes_of(head) if self.trunk is None else head.hidden_sizes or ()
-        sizes = [num_inputs, *hidden]
+        sizes = self._head_sizes(head, num_inputs)
         return nn.Sequential(*self._hidden_layers(sizes), nn.Linear(sizes[-1], head.num_outputs))
+
+    def _trunk_sizes(self, encoder: AnyEncoder) -> list[int]:
+        return [encoder.features_dim + self.num_actions, *(self.trunk or ())]
+
+    def _head_sizes(self, head: Head, num_inputs: int) -> list[int]:
+        hidden = self.spec.sizes_of(head) if self.trunk is None else head.hidden_sizes or ()
+        return [num_inputs, *hidden]
 
     def _hidden_layers(self, sizes: Sequence[int]) -> nn.Sequential:
         return make_hidden_layers(sizes, self.spec.activation, layer_norm=self.spec.layer_norm)
