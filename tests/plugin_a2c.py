@@ -17,7 +17,7 @@ from rl_training.algorithms.base import (
     UpdateResult,
 )
 from rl_training.algorithms.optimizer import Optimizer, make_rule
-from rl_training.algorithms.ppo import AdvantageEstimator, make_noise
+from rl_training.algorithms.ppo import AdvantageEstimator
 from rl_training.policies.acting import Actor, SamplingActor
 from rl_training.policies.actor_critic import ActorCritic, OutputGradients
 from rl_training.runtime.on_policy import on_policy_algorithm
@@ -56,7 +56,7 @@ class A2CLearner:
         )
 
     def make_actor(self, envs: Sequence[int]) -> Actor:
-        return SamplingActor(self.policy, make_noise(self._setup, self.policy.distribution.noise, envs))
+        return SamplingActor(self.policy, self._setup.noise(self.policy.distribution.noise, envs))
 
     def compute_advantages(self, rollout: Any, last_obs: Any) -> None:
         self._advantages.compute(rollout, last_obs)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rl_training import PPO
 from rl_training.algorithms.base import Batch, GradientStep
-from rl_training.algorithms.ppo import PPOLearner, make_noise
+from rl_training.algorithms.ppo import PPOLearner
 from rl_training.errors import EnvironmentSetupError
 from rl_training.packing import PackedActions, PackedObservations
 from rl_training.policies.acting import draw_rows
@@ -265,7 +265,7 @@ def test_switches_are_drawn_with_their_probabilities_by_both_sources_of_noise(ma
     distribution = build_distribution(SWITCHES)
     outputs = torch.as_tensor(np.tile(np.log(probs / (1 - probs)), (rows, 1)), dtype=torch.float32)
     learner = build_ppo_learner(make_config(num_envs=100), VECTOR, SWITCHES)
-    noise = make_noise(learner._setup, distribution.noise, range(100))
+    noise = learner._setup.noise(distribution.noise, range(100))
     acting = np.concatenate([noise.at(100 * step) for step in range(rows // 100)])
     for drawn in (sample(distribution, outputs), distribution.sample({}, outputs.numpy(), acting)):
         assert drawn.mean(axis=0) == pytest.approx(probs, abs=0.012)
@@ -327,11 +327,11 @@ def test_every_part_of_a_nested_action_is_drawn_as_on_its_own(make_config: MakeC
     distribution = learner.policy.distribution
     kinds = [kind for kind, _ in distribution.noise]
     assert kinds == ["normal", "gumbel", "gumbel", "logistic", "normal"]
-    together = make_noise(learner._setup, distribution.noise, range(5))
+    together = learner._setup.noise(distribution.noise, range(5))
     widths = np.cumsum([size for _, size in distribution.noise])[:-1]
     for step in (0, 35, 5_000, 0):
         whole = together.at(step)
-        assert make_noise(learner._setup, distribution.noise, [3]).at(step).tobytes() == whole[3:4].tobytes()
+        assert learner._setup.noise(distribution.noise, [3]).at(step).tobytes() == whole[3:4].tobytes()
         for index, (part, own) in enumerate(zip(distribution.noise, np.split(whole, widths, axis=1), strict=True)):
             alone = learner._setup.draws(*part, f"acting.{index}", range(5)).at(step)
             assert np.array_equal(alone, own)
@@ -339,7 +339,7 @@ def test_every_part_of_a_nested_action_is_drawn_as_on_its_own(make_config: MakeC
 
 def test_the_noise_of_the_parts_is_independent(make_config: MakeConfig) -> None:
     learner = build_ppo_learner(make_config(num_envs=20), VECTOR, PACKED)
-    noise = make_noise(learner._setup, learner.policy.distribution.noise, range(20))
+    noise = learner._setup.noise(learner.policy.distribution.noise, range(20))
     numbers = np.concatenate([noise.at(20 * step) for step in range(1_000)])
     correlations = np.corrcoef(numbers.T) - np.eye(numbers.shape[1])
     assert np.abs(correlations).max() < 0.04

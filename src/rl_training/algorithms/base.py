@@ -18,7 +18,7 @@ from rl_training.experiment.config import PlainDict
 from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Count, Flag, Float, PositiveInt, StrictModel, UnitFloat, config_error
 from rl_training.plugins import is_object_path, object_path
-from rl_training.policies.acting import Actor, CorrelatedDraws, Draws, Kind, Noise
+from rl_training.policies.acting import Actor, CorrelatedDraws, Draws, JoinedDraws, Kind, Noise, NoiseParts
 from rl_training.policies.base import Array, Policy
 from rl_training.policies.features import Encoder, RewardNormalizer
 from rl_training.policies.networks.encoders import BUILT_IN_ENCODERS, is_built_in
@@ -53,8 +53,11 @@ class LearnerSetup:
         """Return random numbers for acting in these envs."""
         return Draws(kind, size, seed=self.seed, purpose=purpose, num_envs=self.num_envs, envs=envs)
 
-    def noise(self, kind: Kind, size: int, correlation: float, envs: Sequence[int]) -> Noise:
-        """Return the noise of a policy that acts in these envs."""
+    def noise(self, parts: NoiseParts, envs: Sequence[int], correlation: float = 0.0) -> Noise:
+        """Return the noise of a policy that acts in these envs; only noise of a single kind can be correlated."""
+        if len(parts) > 1:
+            return JoinedDraws([self.draws(*part, f"acting.{index}", envs) for index, part in enumerate(parts)])
+        ((kind, size),) = parts
         draws = self.draws(kind, size, "acting", envs)
         return CorrelatedDraws(draws, correlation, (len(envs), size)) if correlation else draws
 

@@ -32,7 +32,7 @@ from rl_training.experiment.validation import (
     config_error,
 )
 from rl_training.packing import PackedActions
-from rl_training.policies.acting import Actor, JoinedDraws, Noise, NoiseParts, SamplingActor
+from rl_training.policies.acting import Actor, SamplingActor
 from rl_training.policies.actor_critic import ActorCritic, OutputGradients
 from rl_training.policies.base import Array, PolicyOutput
 from rl_training.policies.features import RewardNormalizer
@@ -197,13 +197,6 @@ class AdvantageEstimator:
         )
 
 
-def make_noise(setup: LearnerSetup, parts: NoiseParts, envs: Sequence[int], correlation: float = 0.0) -> Noise:
-    """Return the noise of a policy that acts in these envs; only noise of a single kind can be correlated."""
-    if len(parts) == 1:
-        return setup.noise(*parts[0], correlation, envs)
-    return JoinedDraws([setup.draws(*part, f"acting.{index}", envs) for index, part in enumerate(parts)])
-
-
 class PPOLearner:
     """Learns from rollouts: advantages first, then epochs of minibatches."""
 
@@ -236,7 +229,7 @@ class PPOLearner:
 
     def make_actor(self, envs: Sequence[int]) -> Actor:
         """Return what only picks actions; values and log-probs come in bulk with `compute_advantages`."""
-        noise = make_noise(self._setup, self.policy.distribution.noise, envs, self.params.noise_correlation)
+        noise = self._setup.noise(self.policy.distribution.noise, envs, self.params.noise_correlation)
         return SamplingActor(self.policy, noise)
 
     def compute_advantages(self, rollout: RolloutBuffer, last_obs: Array) -> None:

@@ -128,7 +128,7 @@ class SACLearner:
     def make_actor(self, envs: Sequence[int]) -> Actor:
         """Return an actor with uniform actions in the warm-up, and the policy's own draws after it."""
         size = self.policy.actions.size
-        noise = self._setup.noise("normal", size, self.params.noise_correlation, envs)
+        noise = self._setup.noise((("normal", size),), envs, self.params.noise_correlation)
         uniform = self._setup.draws("uniform", size, "warm_up", envs)
         return WarmUpActor(SamplingActor(self.policy, noise), uniform, self.params.learning_starts)
 
