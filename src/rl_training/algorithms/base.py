@@ -23,6 +23,7 @@ from rl_training.policies.base import Array, Policy
 from rl_training.policies.features import Encoder, RewardNormalizer
 from rl_training.policies.networks.encoders import BUILT_IN_ENCODERS, is_built_in
 from rl_training.policies.networks.layers import Activation
+from rl_training.policies.networks.module import Precision
 from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.params import HostedParams
 
@@ -157,6 +158,8 @@ class LearnerParams(StrictModel):
     """
     encoder_kwargs: PlainDict = Field(default_factory=dict)
     """Arguments of your own encoder, after the observation space."""
+    precision: Precision = "float32"
+    """Of matrix products and convolutions in updates; parameters, losses, optimizer and acting are always float32."""
     learning_rate: PositiveSchedule = Schedule(start=3e-4)
     optimizer: Literal["adam", "adamw", "rmsprop"] = "adam"
     weight_decay: Annotated[Float, Field(ge=0.0, le=1e6)] = 0.0  # squares of gradients must not overflow
@@ -203,6 +206,7 @@ class LearnerParams(StrictModel):
             layer_norm=self.layer_norm,
             encoder=self.encoder,
             encoder_kwargs=self.encoder_kwargs,
+            precision=self.precision,
         )
 
     @property

@@ -1,7 +1,7 @@
 """Any `torch.nn.Module` as a network: automatic differentiation in place of hand-written gradients."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rl_training.policies.networks.protocol import FloatArray, Network, Shape, Trace
+
+Precision = Literal["float32", "bfloat16"]
 
 MakeModule = Callable[[], nn.Module]
 """Makes a module that maps features [batch, in] and actions [batch, any] to outputs [batch, out]."""
@@ -25,11 +27,12 @@ class _Graph(NamedTuple):
 class ModuleNetwork:
     """A module whose parameters live in the flat vector under `<name>.<the module's own name>`.
 
-    The first `num_features` columns of its inputs are features; those that follow, if any, are actions.
+    The first `num_features` columns of its inputs are features; those that follow, if any, are actions. With precision
+    `bfloat16`, products for learning are computed in bfloat16; parameters, outputs, gradients and acting stay float32.
     """
 
-    def __init__(self, name: str, make_module: MakeModule, num_features: int) -> None:
-        self._make_module, self._num_features = make_module, num_features
+    def __init__(self, name: str, make_module: MakeModule, num_features: int, precision: Precision = "float32") -> None:
+        self._make_module, self._num_features, self._precision = make_module, num_features, precision
         module = self._build(torch.Generator().manual_seed(0))
         self._inner_names = {f"{name}.{inner}": inner for inner, _ in module.named_parameters()}
         self.shapes: dict[str, Shape] = {
@@ -53,7 +56,15 @@ class ModuleNetwork:
 
     def forward(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Compute outputs [batch, out] from inputs [batch, in]."""
-        return self._call({inner: params[outer] for outer, inner in self._inner_names.items()}, self._split(inputs))
+        return self._learn({inner: params[outer] for outer, inner in self._inner_names.items()}, self._split(inputs))
+
+    def _learn(self, params: Mapping[str, Tensor], inputs: tuple[Tensor, Tensor]) -> Tensor:
+        """Compute outputs for learning: products in the chosen precision, the outputs themselves in float32."""
+        if self._precision == "float32":
+            return self._call(params, inputs)
+        # A cache of casts would save nothing, because a call usually uses each parameter once.
+        with torch.autocast(inputs[0].device.type, dtype=torch.bfloat16, cache_enabled=False):
+            return self._call(params, inputs).float()
 
     def _split(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         return inputs[:, : self._num_features], inputs[:, self._num_features :]
@@ -70,7 +81,7 @@ class ModuleNetwork:
             leaves = {inner: params[outer].detach().requires_grad_() for outer, inner in self._inner_names.items()}
             features, actions = self._split(inputs.clone() if inputs.is_inference() else inputs.detach())
             rows = features.requires_grad_(), actions.requires_grad_()
-            outputs = self._call(leaves, rows)
+            outputs = self._learn(leaves, rows)
         return Trace(outputs.detach(), _Graph(outputs, leaves, rows))
 
     def backward(self, params: Mapping[str, Tensor], trace: Trace, output_gradients: Tensor) -> dict[str, Tensor]:

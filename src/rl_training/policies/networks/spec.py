@@ -23,7 +23,7 @@ from rl_training.policies.networks.layers import (
     make_hidden_layers,
 )
 from rl_training.policies.networks.mlp import MLP
-from rl_training.policies.networks.module import ModuleNetwork, NetworkStack
+from rl_training.policies.networks.module import ModuleNetwork, NetworkStack, Precision
 from rl_training.policies.networks.protocol import Network
 from rl_training.policies.params import check_parameters_fit
 
@@ -56,6 +56,7 @@ class NetworkSpec:
     critic_hidden_sizes: tuple[int, ...] | None = None
     shared_trunk: bool | None = None
     """Whether `build_pair` shares encoder and hidden layers; none: if the encoder looks at images."""
+    precision: Precision = "float32"
 
     @property
     def widest_layer(self) -> int:
@@ -85,7 +86,8 @@ class NetworkSpec:
     def _fast_network(self, encoder: Encoder, head: Head, num_actions: int, stack: int | None) -> Network | None:
         """Return the hand-written MLP if it can do what the spec asks for."""
         flat = self.encoder == "mlp" or (self.encoder == "auto" and not uses_images("auto", encoder))
-        if not flat or self.layer_norm or not (self.activation == "tanh" or self.activation == "relu"):
+        plain = flat and not self.layer_norm and self.precision == "float32"
+        if not plain or not (self.activation == "tanh" or self.activation == "relu"):
             return None
         sizes = [encoder.size + num_actions, *self.sizes_of(head), head.num_outputs]
         return MLP(head.name, sizes, self.activation, stack, output_gain=head.gain)
@@ -95,7 +97,7 @@ class NetworkSpec:
         return self.hidden_sizes if head.hidden_sizes is None else head.hidden_sizes
 
     def _module_network(self, name: str, recipe: "_Recipe") -> Network:
-        return ModuleNetwork(name, recipe, recipe.encoder.size)
+        return ModuleNetwork(name, recipe, recipe.encoder.size, self.precision)
 
 
 @dataclass(frozen=True)
