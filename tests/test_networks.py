@@ -265,15 +265,26 @@ def test_a_class_is_stored_as_its_path(make_config: MakeConfig) -> None:
     assert model.config.algo_kwargs["encoder"] == "sample_networks:TanhNet"
 
 
-def test_a_class_that_cannot_be_imported_again_is_refused(make_config: MakeConfig) -> None:
+def test_a_class_that_cannot_be_imported_again_trains_and_is_asked_for_later(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Local(sample_networks.TanhNet):
         pass
 
-    inner = type("Inner", (sample_networks.TanhNet,), {"__module__": __name__, "__qualname__": "NestedNets.Inner"})
-    in_script = type("Net", (sample_networks.TanhNet,), {"__module__": "__main__"})
-    for encoder in (Local, inner, in_script):
-        with pytest.raises(ConfigError, match=r"algo_kwargs.encoder=.*: define it at the top level of a module"):
-            make_config(algo_kwargs={"encoder": encoder})
+    in_script = type("Script", (sample_networks.TanhNet,), {"__module__": "__main__"})
+    for encoder in (Local, in_script):
+        config = make_config(algo_kwargs={"encoder": encoder, "hidden_sizes": []})
+        assert config.algo_kwargs["encoder"] == f"local:{encoder.__name__}"
+        run_dir = train(config)
+        monkeypatch.setattr("rl_training.plugins._local_objects", {})  # as in another process
+        message = (
+            rf"local:{encoder.__name__}'.* was defined in a script or notebook; define it again and give it to load"
+        )
+        with pytest.raises(ConfigError, match=message):
+            PPO.load(run_dir)
+        model = PPO.load(run_dir, encoder=encoder)
+        assert model.predict(np.zeros(4, np.float32)) in (0, 1)
+        assert model.learn(total_timesteps=256).metrics["global_step"] == 256
 
 
 def test_an_edited_module_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from rl_training.experiment.checkpointing import (
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.sources import Layer, find_preset, read_yaml, resolve_config
 from rl_training.experiment.validation import nearest_name
+from rl_training.plugins import object_path
 from rl_training.runtime.agents import Agent, build_agent
 from rl_training.runtime.callbacks import Callback, Listener
 from rl_training.runtime.manager import DefaultExperimentManager
@@ -100,8 +101,12 @@ class Algorithm:
         return save_checkpoint(target if target.suffix else target.with_suffix(".pt"), self._state)
 
     @classmethod
-    def load(cls, path: Path | str) -> Self:
-        """Load a checkpoint file, or the newest intact checkpoint of a run directory."""
+    def load(cls, path: Path | str, *, encoder: type | None = None) -> Self:
+        """Load a checkpoint file, or the newest intact checkpoint of a run directory.
+
+        `encoder` is needed if the network of the agent was defined in a script or notebook.
+        """
+        object_path(encoder)  # makes it known under the name that the checkpoint has
         # A file may have been copied without the run's replay folder, which only learn() and save() need.
         opened = open_checkpoint(path) if Path(path).is_dir() else open_without_experience(path)
         model = cls(checkpoint_config(opened.state))
