@@ -89,6 +89,7 @@ def all_scenarios() -> list[Scenario]:
         *((algo, "LunarLander-v3", continuous, True) for algo in ("ppo", "sac")),
         *((algo, "HalfCheetah-v5", (), True) for algo in ("ppo", "sac")),
         *((algo, f"{_WALKS}HiddenWalk-v0", (), True) for algo in ("ppo", "dqn")),
+        *((algo, f"{_WALKS}PanelWalk-v0", (), True) for algo in ("ppo", "dqn")),
         ("sac", f"{_WALKS}HiddenWalk-v0", continuous, True),
         ("sac", f"{_WALKS}SmoothWalk-v0", continuous, True),
         *((algo, "BipedalWalker-v3", (), False) for algo in ("ppo", "sac")),

@@ -49,6 +49,40 @@ class HiddenWalk(gymnasium.Env[Any, Any]):
         self.np_random.bit_generator.state = state["generator"]
 
 
+class PanelWalk(HiddenWalk):
+    """A walk that shows a picture, numbers and a choice, and in which some actions are illegal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts: dict[str, spaces.Space[Any]] = {
+            "picture": spaces.Box(0, 255, (8, 8, 1), np.uint8),
+            "numbers": spaces.Box(-np.inf, np.inf, (2,), np.float64),
+            "phase": spaces.Discrete(3, start=1),
+        }
+        self.observation_space = spaces.Dict(parts)  # type: ignore[assignment]  # more than the walk shows
+        self.action_space = spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Start at 0."""
+        super().reset(seed=seed, options=options)
+        return self._show(), {"action_mask": self._legal()}
+
+    def _legal(self) -> Any:
+        return np.array([True, self.steps % 2 == 0, self.steps % 3 == 0, False], np.int8)
+
+    def _show(self) -> dict[str, Any]:
+        picture = np.zeros((8, 8, 1), np.uint8)
+        picture[self.steps % 8, int(np.clip(self.hidden + 4.0, 0, 7))] = 255
+        return {"picture": picture, "numbers": np.array([self.hidden, self.steps]), "phase": 1 + self.steps % 3}
+
+    def step(self, action: Any) -> Step:
+        """Move randomly; an illegal action is an error."""
+        if not self._legal()[int(action)]:
+            raise RuntimeError(f"action {action} is illegal at step {self.steps}")
+        _, reward, terminated, truncated, _ = super().step(action)
+        return self._show(), reward, terminated, truncated, {"action_mask": self._legal()}
+
+
 class WornWalk(HiddenWalk):
     """A walk that drifts more with every episode; a reset does not undo this."""
 
@@ -146,7 +180,7 @@ def _register(name: str, kind: type, wrapper: type | None = None) -> None:
     gymnasium.register(f"{name}-v0", f"{__name__}:{kind.__name__}", additional_wrappers=wrappers)
 
 
-for _kind in (HiddenWalk, WornWalk, CountedWalk, UnseededWalk, ForgetfulWalk, StateWalk):
+for _kind in (HiddenWalk, PanelWalk, WornWalk, CountedWalk, UnseededWalk, ForgetfulWalk, StateWalk):
     _register(_kind.__name__, _kind)
 _register("LaggingWalk", StateWalk, LaggingActions)
 _register("SmoothWalk", StateWalk, SmoothActions)
