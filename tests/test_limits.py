@@ -1,7 +1,11 @@
 """What does not fit into memory or under a limit of the system is refused in one line, before it is allocated."""
 
 import multiprocessing
+import os
+import re
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -146,11 +150,24 @@ def test_native_envs_are_measured_by_their_arrays(make_config: MakeConfig) -> No
         check_num_envs(make_config(num_envs=10**10, vectorization="native"))
 
 
-def test_memory_that_python_does_not_trace_counts_too(make_config: MakeConfig) -> None:
+def test_memory_that_python_does_not_trace_counts_too() -> None:
+    """In a process of its own: one that has freed much memory takes that before it grows."""
     fitting = psutil.virtual_memory().available // 2**22
-    with pytest.raises(ConfigError, match=r"GiB needed.*lower num_envs"):
-        check_num_envs(make_config(env_id="tests/Heavy-v0", num_envs=2 * fitting))
-    check_num_envs(make_config(env_id="tests/Heavy-v0", num_envs=fitting // 4))
+    code = (
+        "import sys, test_limits; from rl_training import TrainConfig; from rl_training.errors import ConfigError\n"
+        "from rl_training.envs.factory import check_num_envs\n"
+        "config = TrainConfig(algo='ppo', env_id='tests/Heavy-v0', vectorization='sync', num_envs=int(sys.argv[1]))\n"
+        "try:\n    check_num_envs(config)\nexcept ConfigError as error:\n    print(error)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(count)], capture_output=True, text=True, check=True, env=environment
+        ).stdout
+        for count in (2 * fitting, fitting // 4)
+    ]
+    assert re.search(r"GiB needed.*lower num_envs", answers[0])
+    assert answers[1] == ""
 
 
 def test_envs_that_take_long_to_build_are_announced_once(

@@ -25,6 +25,8 @@ TINY: dict[str, Any] = {
     "seed": 3,
     "total_timesteps": 256,
     "num_envs": 2,
+    "vectorization": "sync",
+    "action_mask": "off",
     "eval_episodes": 2,
     "eval_interval": 128,
     "log_interval": 64,

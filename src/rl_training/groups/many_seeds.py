@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from rl_training.cores import available_cores
+from rl_training.envs.factory import resolve_action_mask
 from rl_training.errors import ConfigError, RunDirectoryError, TrainingInterrupted, TrainingStateError, describe_error
 from rl_training.experiment.config import TrainConfig, with_resolved_params
 from rl_training.experiment.groups import (
@@ -117,6 +118,7 @@ def prepare_group(config: TrainConfig, seeds: Iterable[int], jobs: Jobs, stop: S
     params = spec.resolve_params_fn(config)
     # Decided once for all seeds: the measured cost of compiling may change before the last seed starts.
     config = with_resolved_compile(with_resolved_params(config, params), params)
+    config, _ = resolve_action_mask(config, usable=params.uses_action_masks)
     if config.num_threads == "auto":  # the other runs use the other cores
         config = config.model_copy(update={"num_threads": 1})
     count = resolve_jobs(jobs, len(chosen), config.num_threads)

@@ -97,7 +97,9 @@ def _batch_of(space: spaces.Space[Any], obs: Any) -> tuple[Array, bool]:
     given, expected = np.asarray(obs), space.shape
     single = given.shape == expected
     if not single and given.shape[1:] != expected:
-        raise ConfigError(f"an observation has shape {expected}, a batch (n, *{expected}), given was {given.shape}")
+        raise ConfigError(
+            f"expected an observation of shape {expected} or a batch of shape (n, *{expected}), got {given.shape}"
+        )
     _check_choices(space, given)
     return given[None] if single else given, single
 
