@@ -76,10 +76,11 @@ class EpisodeTracker:
         return result
 
     def _next_seeds(self, mask: BoolArray) -> list[int | None]:
-        return [
-            derive_seed(self.run_seed, "episodes", self.first_env + index, int(number) + 1) if starts else None
-            for index, (starts, number) in enumerate(zip(mask, self.episode_numbers, strict=True))
-        ]
+        seeds: list[int | None] = [None] * len(mask)
+        for index in np.flatnonzero(mask).tolist():
+            number = int(self.episode_numbers[index]) + 1
+            seeds[index] = derive_seed(self.run_seed, "episodes", self.first_env + index, number)
+        return seeds
 
     def _drop_old_actions(self) -> None:
         """Drop the actions that no running episode needs."""

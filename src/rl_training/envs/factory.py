@@ -119,7 +119,7 @@ def make_vector_env(config: TrainConfig, envs: range | None = None) -> VectorEnv
         factory = AnnouncedFactory(env_fn, len(envs))
         return SyncEpisodeVectorEnv([factory] * len(envs), config.seed, first_env=envs.start)
     if config.vectorization != "async":
-        limit = _max_episode_steps(config)
+        limit = None if config.vectorization == "native" else _max_episode_steps(config)  # it has its own
         batched = make_batched_env(config, len(envs))
         return BatchedVectorEnv(batched, config.seed, first_env=envs.start, max_episode_steps=limit)
     try:

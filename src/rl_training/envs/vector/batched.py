@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import Env
 
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds, StepResult
-from rl_training.envs.guard import ENV_FAILURES, STEP_PATIENCE, EnvCalls
+from rl_training.envs.guard import ENV_FAILURES, RESET_PATIENCE, STEP_PATIENCE, EnvCalls
 from rl_training.envs.restore import same_values, why_not_restorable
 from rl_training.envs.samples import RunningEpisode
 from rl_training.envs.vector.protocol import BatchedEnv, Restoration
@@ -35,9 +35,16 @@ class BatchedVectorEnv:
         return self.tracker.reset(self._reset_envs, seed, options)
 
     def _reset_envs(self, mask: BoolArray, seeds: list[int | None], options: dict[str, Any] | None) -> ResetResult:
-        index = int(mask.argmax())
-        with self._calls.slow(lambda index: self.tracker.locate_reset(index, seeds[index]), index):
+        calls = self._calls
+        before, calls.patience, calls.index = calls.patience, RESET_PATIENCE, int(mask.argmax())
+        calls.begin(lambda index: self.tracker.locate_reset(index, seeds[index]))
+        try:
             obs, infos = self._env.reset(seed=seeds, options={**(options or {}), "reset_mask": mask})
+        except ENV_FAILURES as failure:
+            raise calls.error(failure) from failure
+        finally:
+            calls.end()
+            calls.patience = before
         self._obs = np.array(obs)
         return self._obs, infos
 
@@ -56,7 +63,8 @@ class BatchedVectorEnv:
         calls.patience = STEP_PATIENCE
         if self._max_episode_steps is not None:
             truncated = truncated | (self.tracker.lengths + 1 >= self._max_episode_steps)
-        numbers = np.array(rewards, np.float64), np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        # Only observations are used after the next step, when the env may have written over its arrays.
+        numbers = np.asarray(rewards, np.float64), np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         result = self.tracker.finish_step(taken, (np.array(obs), *numbers, dict(infos)))
         self._obs = result[0]
         return result

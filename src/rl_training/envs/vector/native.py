@@ -50,8 +50,9 @@ class SeededCartPole:
 
     def reset(self, *, seed: list[int | None], options: dict[str, Any]) -> ResetResult:
         """Begin a new episode in the envs that `options["reset_mask"]` marks."""
-        bounds = {name: value for name, value in options.items() if name != "reset_mask"}
-        low, high = maybe_parse_reset_bounds(bounds or None, -_START_BOUND, _START_BOUND)
+        low, high = -_START_BOUND, _START_BOUND
+        if len(options) > 1:
+            low, high = maybe_parse_reset_bounds(options, low, high)
         for index in np.flatnonzero(options["reset_mask"]).tolist():
             generator, _ = seeding.np_random(seed[index])
             self._env.state[:, index] = generator.uniform(low, high, size=4)
