@@ -93,6 +93,13 @@ def test_an_env_without_a_native_vector_env_says_what_would_work(make_config: Ma
         make_vector_env(make_config(vectorization="native", env_kwargs={"no_such": 1}))
 
 
+def test_native_envs_do_not_stack_frames(make_config: MakeConfig) -> None:
+    config = make_config(num_envs=16, frame_stack=2, vectorization="auto")
+    assert resolve_vectorization(config)[0].vectorization != "native"
+    with pytest.raises(EnvironmentSetupError, match="Batched envs have neither nested spaces, nor masks, nor stacked"):
+        make_vector_env(config.model_copy(update={"vectorization": "native"}))
+
+
 @pytest.mark.parametrize("action", [2, -1])
 def test_an_action_that_does_not_exist_is_refused(make_config: MakeConfig, action: int) -> None:
     envs = make_vector_env(make_config(num_envs=2, vectorization="native"))

@@ -44,7 +44,7 @@ def choose_vectorization(config: TrainConfig, make_env: Callable[[], AnyEnv]) ->
     if count == 1:
         return Vectorization("sync", 1, "one env")
     if not forks():
-        kind = "native" if has_native(config.env_id) else "sync"
+        kind = "native" if _can_be_native(config) else "sync"
         return Vectorization(kind, 1, "processes do not start by fork here")
     try:
         seconds = call_in_process(partial(_time_env, make_env), _PATIENCE_SECONDS)
@@ -52,7 +52,7 @@ def choose_vectorization(config: TrainConfig, make_env: Callable[[], AnyEnv]) ->
         return Vectorization("sync", 1, f"one env could not be timed ({error})")
     per_worker = math.ceil(count / min(cores, count))
     vector_seconds = {"sync": count * (seconds + _SYNC_OVERHEAD_SECONDS)}
-    if has_native(config.env_id):
+    if _can_be_native(config):
         vector_seconds["native"] = _NATIVE_STEP_SECONDS
     if cores > 1:
         vector_seconds["async"] = per_worker * seconds + _ASYNC_OVERHEAD_SECONDS
@@ -61,6 +61,10 @@ def choose_vectorization(config: TrainConfig, make_env: Callable[[], AnyEnv]) ->
         fastest = "sync"
     reason = f"a step of one env takes {1e6 * seconds:.0f} us, {count} envs, {cores} cores"
     return Vectorization(fastest, per_worker if fastest == "async" else 1, reason)
+
+
+def _can_be_native(config: TrainConfig) -> bool:
+    return has_native(config.env_id) and config.frame_stack == 1 and config.action_mask in ("auto", "off")
 
 
 def forks() -> bool:

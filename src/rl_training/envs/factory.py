@@ -143,24 +143,31 @@ def make_batched_env(config: TrainConfig, num_envs: int) -> BatchedEnv:
     with closing(env_factory(config)()) as single:  # raises a clear error for wrong arguments
         expected = single.observation_space, single.action_space
     if config.vectorization == "native":
-        return SeededCartPole(config.env_id, num_envs, config.env_kwargs)
+        env: BatchedEnv = SeededCartPole(config.env_id, num_envs, config.env_kwargs)
+    else:
+        env = _import_batched_env(config, num_envs)
+    spaces = env.single_observation_space, env.single_action_space
+    if spaces != expected or env.num_envs != num_envs:
+        env.close()
+        raise EnvironmentSetupError(
+            f"vectorization={config.vectorization!r} gives {env.num_envs} envs with the spaces {spaces}; {num_envs} "
+            f"envs with the spaces of {config.env_id} are needed: {expected}. Batched envs have neither nested spaces, "
+            "nor masks, nor stacked frames"
+        )
+    return env
+
+
+def _import_batched_env(config: TrainConfig, num_envs: int) -> BatchedEnv:
     make: Any = import_object(config.vectorization, "vectorization")
     kwargs = {name: value for name, value in config.env_kwargs.items() if name != "max_episode_steps"}
     try:
         env: BatchedEnv = make(num_envs=num_envs, **kwargs)
-        spaces = env.single_observation_space, env.single_action_space
-        made = env.num_envs
+        _ = env.num_envs, env.single_observation_space, env.single_action_space
     except Exception as error:
         raise EnvironmentSetupError(
             f"vectorization={config.vectorization!r} cannot be made with num_envs={num_envs} and "
             f"env_kwargs {config.env_kwargs}: {describe_error(error)}"
         ) from error
-    if spaces != expected or made != num_envs:
-        env.close()
-        raise EnvironmentSetupError(
-            f"vectorization={config.vectorization!r} gives {made} envs with the spaces {spaces}; {num_envs} envs with "
-            f"the spaces of {config.env_id} are needed: {expected}"
-        )
     return env
 
 
