@@ -58,7 +58,7 @@ FAULTS = {
 }
 EVERYWHERE = [(fault, place) for fault in FAULTS for place in PLACES]
 HANGS = [(fault, "training step") for fault in ("lock", "loop", "swallow")]
-TIMED = ("sleep", "lock", "loop", "swallow", "stop")  # those that last longer than a step may
+TIMED = ("sleep", "lock", "loop", "swallow", "stop", "C code")  # those that last longer than a step may
 IN_STEPS = [("nan reward", place) for place in ("training step", "evaluation step")]
 
 MakeFaulty = Callable[..., TrainConfig]
