@@ -1,4 +1,4 @@
-"""What a learner looks like to the loops that drive it."""
+"""The protocols of learners, and the parameters that all algorithms share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from rl_training.policies.params import HostedParams
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What one call of a learner's `update` did."""
+    """The result of one call of a learner's `update`."""
 
     metrics: dict[str, int | float]
     num_gradient_steps: int
@@ -38,7 +38,7 @@ class UpdateResult:
 
 @dataclass(frozen=True)
 class LearnerSetup:
-    """What a learner gets from its run."""
+    """The spaces, the device and the seed that a run gives to its learner."""
 
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
@@ -48,7 +48,7 @@ class LearnerSetup:
     total_timesteps: int
     """The budget that schedules refer to."""
     compile_as: str | None = None
-    """All that compiled updates depend on beside sizes and code; none: updates run eagerly."""
+    """Describes everything that compiled updates depend on besides sizes and code; none: updates run eagerly."""
 
     def draws(self, kind: Kind, size: int, purpose: str, envs: Sequence[int]) -> Draws:
         """Return random numbers for acting in these envs."""
@@ -88,9 +88,9 @@ class LossGradients(NamedTuple):
 
     gradients: Mapping[str, Tensor]
     metrics: Tensor
-    """The loss first."""
+    """The numbers to log, the loss first."""
     errors: Tensor | None = None
-    """One per transition, where replay priorities depend on them."""
+    """One error per transition, if replay priorities depend on them."""
 
 
 ComputeGradients = Callable[[Networks, Batch, Settings], LossGradients]
@@ -107,20 +107,20 @@ class GradientStep:
 
 
 class Learner(Protocol):
-    """Weights, optimizer and streams of one algorithm; `state_dict` is all it needs to go on."""
+    """The weights, the optimizer and the random streams of one algorithm."""
 
     @property
     def policy(self) -> Policy:
-        """The policy as it stands, for evaluation."""
+        """The policy with the newest parameters."""
 
     def make_actor(self, envs: Sequence[int]) -> Actor:
         """Return an actor for the envs of these indices, which follows the learner's newest parameters."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes while learning."""
+        """Return everything that changes while learning."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
+        """Continue from `state`."""
 
     def apply(self, step: GradientStep) -> Any:
         """Apply one gradient step, and return its metrics.
@@ -139,14 +139,14 @@ class CompilingLearner(Protocol):
 
 
 class LearnerParams(StrictModel):
-    """What every algorithm's `algo_kwargs` may hold."""
+    """The parameters of every algorithm, which `algo_kwargs` may hold."""
 
     uses_action_masks: ClassVar[bool] = False
     """Whether the algorithm never takes an action that a mask forbids."""
     hidden_sizes: HiddenSizes = (64, 64)
     """Hidden layers of each network, behind the encoder; empty: one linear layer from the encoder to the outputs."""
     activation: Activation = "tanh"
-    """After each hidden layer."""
+    """The activation after each hidden layer."""
     layer_norm: Flag = False
     """LayerNorm between each hidden layer and its activation."""
     encoder: EncoderName = "auto"
@@ -159,30 +159,30 @@ class LearnerParams(StrictModel):
     encoder_kwargs: PlainDict = Field(default_factory=dict)
     """Arguments of your own encoder, after the observation space."""
     precision: Precision = "float32"
-    """Of matrix products and convolutions in updates; parameters, losses, optimizer and acting are always float32."""
+    """The precision of products and convolutions in updates; parameters, losses, optimizer and acting are float32."""
     learning_rate: PositiveSchedule = Schedule(start=3e-4)
     optimizer: Literal["adam", "adamw", "rmsprop"] = "adam"
     weight_decay: Annotated[Float, Field(ge=0.0, le=1e6)] = 0.0  # squares of gradients must not overflow
     """Pull of every parameter towards 0: part of the gradient for adam and rmsprop, apart from it for adamw."""
     gamma: UnitFloat = 0.99
     normalize_obs: Flag = False
-    """To running mean 0 and deviation 1, clipped at 10 deviations."""
+    """Whether observations are brought to a running mean of 0 and deviation of 1, clipped at 10 deviations."""
     normalize_rewards: Flag = False
-    """By the running deviation of the discounted return; logged returns stay raw."""
+    """Whether rewards are divided by the running deviation of the discounted return; logged returns stay raw."""
 
     def planned_gradient_steps(self, total_timesteps: int, num_envs: int) -> int:
-        """How many gradient steps a run of this budget will take, about."""
+        """Estimate how many gradient steps a run with this budget takes."""
         del total_timesteps, num_envs
         return 0
 
     @property
     def rows_per_step(self) -> int:
-        """Transitions that one gradient step learns from."""
+        """The number of transitions that one gradient step learns from."""
         return 1
 
     @property
     def graphs(self) -> int:
-        """Different gradient steps, each of which is compiled by itself."""
+        """The number of different gradient steps, each of which is compiled separately."""
         return 1
 
     def check(self, num_envs: int) -> None:
@@ -197,7 +197,7 @@ class LearnerParams(StrictModel):
         return [name for name, value in self if isinstance(value, Schedule) and value.schedule != "constant"]
 
     def network_spec(self, device: torch.device) -> NetworkSpec:
-        """What the networks have in common."""
+        """Return what the networks have in common."""
         return NetworkSpec(
             self.hidden_sizes,
             self.activation,
@@ -216,7 +216,7 @@ class LearnerParams(StrictModel):
 
 
 class OnPolicyParams(LearnerParams):
-    """What every algorithm that learns from rollouts has."""
+    """The parameters of every algorithm that learns from rollouts."""
 
     num_steps: PositiveInt = 128
     """Steps per env in one rollout."""
@@ -230,7 +230,7 @@ class OnPolicyParams(LearnerParams):
     """Whether actor and critic share the encoder and `hidden_sizes`; none: if the encoder looks at images."""
 
     def network_spec(self, device: torch.device) -> NetworkSpec:
-        """What the networks have in common."""
+        """Return what the networks have in common."""
         return replace(
             super().network_spec(device),
             actor_hidden_sizes=self.actor_hidden_sizes,
@@ -245,11 +245,11 @@ class OnPolicyParams(LearnerParams):
 
 
 class OffPolicyParams(LearnerParams):
-    """What every algorithm that learns from replayed transitions has; counts are env steps, all envs together."""
+    """The parameters of every algorithm that learns from replayed transitions; counts are env steps of all envs."""
 
     activation: Activation = "relu"
     buffer_capacity: PositiveInt = 1_000_000
-    """Transitions kept."""
+    """The number of transitions that are kept."""
     batch_size: PositiveInt = 256
     learning_starts: Count = 1_000
     """Env steps with uniform actions before the first update."""
@@ -261,18 +261,18 @@ class OffPolicyParams(LearnerParams):
     """Steps whose rewards are summed before the target's value."""
 
     def planned_gradient_steps(self, total_timesteps: int, num_envs: int) -> int:
-        """As many as the env steps after the warm-up owe."""
+        """Return the gradient steps that follow the env steps after the warm-up."""
         del num_envs
         return max(0, total_timesteps - self.learning_starts) // self.train_frequency * self.gradient_steps
 
     @property
     def rows_per_step(self) -> int:
-        """A replayed batch."""
+        """The size of a replayed batch."""
         return self.batch_size
 
     @property
     def sampler_bytes(self) -> int:
-        """Memory that drawing from the replay buffer takes beside its transitions."""
+        """The memory of the sampler in bytes, besides the stored transitions."""
         return 0
 
     def make_sampler(self, stream: np.random.Generator) -> Sampler:
@@ -301,19 +301,19 @@ class StoredPolicy(Policy, Protocol):
 
 
 class ExperienceNormalizer:
-    """The running normalisations of an off-policy learner: of observations in its encoder, of rewards here."""
+    """The running normalisation of observations and rewards for an off-policy learner."""
 
     def __init__(self, encoder: Encoder, params: LearnerParams) -> None:
         self._encoder = encoder
         self.rewards = RewardNormalizer(params.gamma, enabled=params.normalize_rewards)
 
     def observe(self, obs: Array, rewards: Array, ended: Array) -> None:
-        """Take in one step of every env."""
+        """Update the running statistics with one step of every env."""
         self._encoder.observe(obs)
         self.rewards.update(rewards[None], ended[None])
 
     def prepare(self, batch: Batch, device: torch.device) -> Batch:
-        """A replayed batch on the learner's device, with features in place of observations and normalised rewards."""
+        """Move a replayed batch to the learner's device, encode its observations and normalise its rewards."""
         if device.type != "cpu":
             batch = {name: field.to(device) for name, field in batch.items()}
         next_masks = self._encoder.masks_tensor(batch["next_obs"])
@@ -330,11 +330,11 @@ class OnPolicyLearner(Learner, Protocol):
 
     @property
     def policy(self) -> StoredPolicy:
-        """The policy as it stands, for evaluation."""
+        """The policy with the newest parameters."""
 
     @property
     def params(self) -> OnPolicyParams:
-        """The size of its rollouts."""
+        """The parameters, among them the size of rollouts."""
 
     def compute_advantages(self, rollout: RolloutBuffer, last_obs: Array) -> None:
         """Fill in values, log-probs, advantages and returns; `last_obs` [env, ...] follows the newest step."""
@@ -348,15 +348,15 @@ class OffPolicyLearner(Learner, Protocol):
 
     @property
     def policy(self) -> StoredPolicy:
-        """The policy as it stands, for evaluation."""
+        """The policy with the newest parameters."""
 
     @property
     def params(self) -> OffPolicyParams:
-        """How often it learns."""
+        """The parameters, among them how often it learns."""
 
     @property
     def normalizer(self) -> ExperienceNormalizer:
-        """What takes in every step."""
+        """The running statistics, which every step updates."""
 
     def update(self, replay: ReplayBuffer, step: int, num_gradient_steps: int) -> UpdateResult:
         """Learn from the replay buffer at env step `step`."""

@@ -36,7 +36,7 @@ from rl_training.streams import make_torch_generator
 
 
 class DQNParams(OffPolicyParams):
-    """What `algo_kwargs` may hold beside the parameters of every off-policy algorithm."""
+    """The parameters of this algorithm, in addition to those of every off-policy algorithm."""
 
     uses_action_masks = True
     buffer_capacity: PositiveInt = 100_000
@@ -66,7 +66,7 @@ class DQNParams(OffPolicyParams):
     """Strength of the importance weights."""
 
     def network_spec(self, device: torch.device) -> NetworkSpec:
-        """What the networks have in common."""
+        """Return what the networks have in common."""
         return replace(super().network_spec(device), shared_trunk=self.shared_trunk)
 
     def check(self, num_envs: int) -> None:
@@ -77,7 +77,7 @@ class DQNParams(OffPolicyParams):
             raise config_error([Problem(("algo_kwargs", "shared_trunk"), text)])
 
     def scheduled_names(self) -> list[str]:
-        """Add the exploration, and leave out what only prioritised replay uses."""
+        """Return the scheduled parameters in use: with the exploration, and `priority_beta` only if it is used."""
         names = [name for name in super().scheduled_names() if name != "priority_beta" or self.prioritized]
         explores = self.exploration_fraction > 0.0 and self.epsilon_start != self.epsilon_end
         return [*names, "exploration_fraction"] if explores else names
@@ -90,11 +90,11 @@ class DQNParams(OffPolicyParams):
 
     @property
     def sampler_bytes(self) -> int:
-        """The priorities, if there are any."""
+        """The memory of the priorities in bytes."""
         return tree_bytes(self.buffer_capacity) if self.prioritized else 0
 
     def epsilon(self, step: int, total_steps: int) -> float:
-        """The share of random actions at env step `step`."""
+        """Return the share of random actions at env step `step`."""
         if self.exploration_fraction == 0.0:
             return self.epsilon_end
         progress = min(step / (self.exploration_fraction * total_steps), 1.0)
@@ -102,7 +102,7 @@ class DQNParams(OffPolicyParams):
 
 
 def q_targets(batch: Batch, target_values: Tensor, choosing_values: Tensor | None = None) -> Tensor:
-    """Reward plus the discounted target value [batch] of the best action, or of the one `choosing_values` prefer.
+    """Compute the reward plus the discounted target value [batch] of the best action, or of that of `choosing_values`.
 
     Actions that `next_masks` forbids are never the best.
     """
@@ -214,7 +214,7 @@ class DQNLearner:
 
     @property
     def packages(self) -> list[str] | None:
-        """The compiled packages of the gradient step."""
+        """The names of the compiled packages of the gradient step."""
         return self._optimizer.packages
 
     def apply(self, step: GradientStep) -> AppliedStep:
@@ -222,7 +222,7 @@ class DQNLearner:
         return self._optimizer.apply(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Both networks, optimizer moments, and the env step of the newest update."""
+        """Return both networks, the optimizer state, and the env step of the newest update."""
         return {
             "policy": pack_policy(self.policy.params, self.policy.encoder),
             "target": self._target.flat.cpu().clone(),
@@ -232,7 +232,7 @@ class DQNLearner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
+        """Continue from `state`."""
         unpack_policy(state["policy"], self.policy.params, self.policy.encoder)
         self._target.set(state["target"])
         self._optimizer.load_state_dict(state["optimizer"])

@@ -194,7 +194,7 @@ class ScalarAdam:
         self.value -= rate * self._mean / (spread + _EPS)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The moments and the number of steps, named as those of `Adam`; not the value."""
+        """Return the moments and the number of steps under the names that `Adam` uses, without the value."""
         numbers = {"mean": self._mean, "square": self._square, "steps": self._steps}
         return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
 
@@ -221,7 +221,7 @@ def flatten_gradients(layout: FlatLayout, gradients: Mapping[str, Tensor]) -> Te
 
 
 class AppliedStep(NamedTuple):
-    """What a gradient step reports."""
+    """The metrics and errors of a gradient step."""
 
     metrics: list[float]
     """The loss first, the norm of the gradient before clipping last."""
@@ -245,7 +245,7 @@ class WholeStep:
     max_norm: float
 
     def describe(self) -> str:
-        """Everything that the graph depends on beside its code and the form of its inputs."""
+        """Describe everything that the graph depends on besides its code and the form of its inputs."""
         name = getattr(self.compute, "__qualname__", type(self.compute).__qualname__)
         shapes = [(name, layout.shapes) for name, layout in self.layouts.items()]
         return repr((name, shapes, self.batch, self.settings, self.state, self.rule, self.max_norm))
@@ -351,11 +351,11 @@ class Optimizer:
         return compiled
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy: the state itself goes on changing in place."""
+        """Return a copy of the state, which itself changes in place."""
         return {name: tensor.cpu().clone() for name, tensor in self._state.items()}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where `state` stopped; an empty one has not begun."""
+        """Continue from `state`; an empty one is that of a new optimizer."""
         if not state:
             return
         if state.keys() != self._state.keys():

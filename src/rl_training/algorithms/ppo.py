@@ -40,7 +40,7 @@ from rl_training.streams import make_stream
 
 
 class PPOParams(OnPolicyParams):
-    """What `algo_kwargs` may hold. The defaults are those of the paper's continuous-control experiments."""
+    """The parameters of PPO. The defaults are those of the paper's continuous-control experiments."""
 
     uses_action_masks = True
     num_steps: PositiveInt = 2048
@@ -55,26 +55,26 @@ class PPOParams(OnPolicyParams):
     vf_coef: NonNegativeFloat = 0.5
     """Weight of half the squared error of the values; Stable-Baselines3 takes the whole, so its 0.5 is 1.0 here."""
     normalize_advantages: Flag = True
-    """To mean 0 and deviation 1, within each minibatch."""
+    """Whether advantages are brought to mean 0 and deviation 1 within each minibatch."""
     max_grad_norm: Annotated[Float, Field(gt=0.0)] = 0.5
     target_kl: Annotated[Float, Field(gt=0.0)] | None = None
     """Stop a rollout's updates once the approximate KL divergence exceeds 1.5 times this; none: never."""
     log_std_init: Float = 0.0
     """Initial log standard deviation of continuous actions."""
     noise_correlation: Correlation = 0.0
-    """Of the exploration noise from one step to the next, continuous actions only; 0: new noise at every step."""
+    """Correlation of the exploration noise between two steps, for continuous actions; 0: new noise at every step."""
     adam_eps: Annotated[Float, Field(gt=0.0)] = 1e-5
     """Epsilon of the optimizer, whichever it is."""
 
     def planned_gradient_steps(self, total_timesteps: int, num_envs: int) -> int:
-        """Whole rollouts, each learnt from in epochs of minibatches."""
+        """Return the gradient steps of all rollouts, each of which is used in epochs of minibatches."""
         rollout = self.num_steps * num_envs
         rollouts, minibatches = -(-total_timesteps // rollout), -(-rollout // self.minibatch_size)  # rounded up
         return rollouts * self.update_epochs * minibatches
 
     @property
     def rows_per_step(self) -> int:
-        """A minibatch."""
+        """The size of a minibatch."""
         return self.minibatch_size
 
     def plan_details(self, rollout_size: int) -> dict[str, int | str]:
@@ -105,7 +105,7 @@ _APPROX_KL = LOSS_METRICS.index("approx_kl")
 
 
 def normalize(advantages: Tensor) -> Tensor:
-    """Mean 0, deviation 1; a single advantage has no deviation and stays as it is."""
+    """Bring advantages to mean 0 and deviation 1; a single one has no deviation and stays as it is."""
     if len(advantages) == 1:
         return advantages
     return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
@@ -159,7 +159,7 @@ def ppo_loss(
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """1 when the values predict the returns, 0 when a constant would do as well; 0 for constant returns."""
+    """Return 1 if the values predict the returns, 0 if a constant would do as well or if the returns are constant."""
     variance = returns.var(correction=0)
     if variance == 0.0:
         return 0.0
@@ -279,7 +279,7 @@ class PPOLearner:
 
     @property
     def packages(self) -> list[str] | None:
-        """The compiled packages of the gradient step."""
+        """The names of the compiled packages of the gradient step."""
         return self._optimizer.packages
 
     def apply(self, step: GradientStep) -> list[float]:
@@ -287,7 +287,7 @@ class PPOLearner:
         return self._optimizer.apply(step).metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Policy, optimizer moments and the stream of minibatches."""
+        """Return the policy, the optimizer state and the stream of minibatches."""
         return {
             "policy": self.policy.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -296,7 +296,7 @@ class PPOLearner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
+        """Continue from `state`."""
         self.policy.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._advantages.rewards.load_state_dict(state["rewards"])

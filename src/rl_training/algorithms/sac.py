@@ -36,7 +36,7 @@ CRITIC_STEP, ACTOR_STEP = "critic step", "actor step"
 
 
 class SACParams(OffPolicyParams):
-    """What `algo_kwargs` may hold beside the parameters of every off-policy algorithm."""
+    """The parameters of this algorithm, in addition to those of every off-policy algorithm."""
 
     buffer_capacity: PositiveInt = 1_000_000
     batch_size: PositiveInt = 256
@@ -53,12 +53,12 @@ class SACParams(OffPolicyParams):
     target_entropy: Float | None = None
     """Of the learned temperature; none: minus the number of action dimensions."""
     noise_correlation: Correlation = 0.0
-    """Of the exploration noise from one step to the next, continuous actions only; 0: new noise at every step."""
+    """Correlation of the exploration noise between two steps, for continuous actions; 0: new noise at every step."""
     policy_delay: PositiveInt = 1
     """Critic updates per update of actor and temperature, which is then repeated that often."""
 
     def network_spec(self, device: torch.device) -> NetworkSpec:
-        """What the networks have in common."""
+        """Return what the networks have in common."""
         return replace(
             super().network_spec(device),
             actor_hidden_sizes=self.actor_hidden_sizes,
@@ -217,7 +217,7 @@ class SACLearner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
+        """Continue from `state`."""
         self.policy.load_state_dict(state["policy"])
         self.critics.params.load_state_dict(state["critics"])
         self._target.set(state["target"])

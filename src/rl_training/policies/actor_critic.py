@@ -74,7 +74,7 @@ class ActorCritic:
         return bool(given and expected)
 
     def _initialise(self, generator: torch.Generator, log_std: float) -> None:
-        """Random weights from `generator`, which is on the CPU so that every device starts alike."""
+        """Write random weights from `generator`, which is on the CPU so that every device starts with the same ones."""
         start = torch.zeros(self.params.layout.size)
         params = self.params.layout.tensors(start)
         for network in (self.actor, self.critic):
@@ -100,7 +100,7 @@ class ActorCritic:
         return self.distribution.sample(self.params.arrays, outputs, noise, masks)
 
     def to_env(self, actions: Array) -> Array:
-        """What the env receives for `actions`."""
+        """Return what the env receives for `actions`."""
         return self.distribution.to_env(actions)
 
     def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
@@ -144,7 +144,7 @@ class ActorCritic:
         return gradients | self.critic.backward(params, evaluation.critic, values)
 
     def values(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        """State values [batch] under `params`."""
+        """Compute state values [batch] under `params`."""
         return (self.critic or self.actor).forward(params, features)[:, -1]
 
     def state_dict(self) -> dict[str, Any]:

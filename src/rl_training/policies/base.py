@@ -1,4 +1,4 @@
-"""What a policy gives back, and what acting with one looks like from outside."""
+"""The output of a policy, and the protocol of policies that choose env actions."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ class Policy(Protocol):
     """Chooses env actions for a batch of observations."""
 
     def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
-        """Env actions [batch, ...] for observations [batch, ...]."""
+        """Return env actions [batch, ...] for observations [batch, ...]."""
 
     def to_env(self, actions: Array) -> Array:
-        """What the envs receive for actions of the policy's own space."""
+        """Return what the envs receive for actions of the policy's own space."""

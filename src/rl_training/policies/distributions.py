@@ -101,7 +101,7 @@ class Categorical:
         return likeliest
 
     def to_env(self, actions: Array) -> Array:
-        """Count from the space's own start."""
+        """Return the actions counted from the start of the space."""
         return actions + self._start if self._start else actions
 
     def score(
@@ -285,7 +285,7 @@ class BoundedActions:
         self._half_range = np.where(bounded, high / 2 - low / 2, 1.0).astype(np.float32)
 
     def to_env(self, actions: Array) -> Array:
-        """Scaled to the env's bounds, clipped to them, in its shape."""
+        """Return the actions scaled and clipped to the bounds of the env, in its shape."""
         scaled = np.clip(self._middle + actions * self._half_range, self._low, self._high)
         return scaled.reshape(len(actions), *self._env_shape).astype(self._env_dtype, copy=False)
 
@@ -319,7 +319,7 @@ class DiagonalGaussian:
         return outputs
 
     def to_env(self, actions: Array) -> Array:
-        """Scaled to the env's bounds, clipped to them, in its shape."""
+        """Return the actions scaled and clipped to the bounds of the env, in its shape."""
         return self._actions.to_env(actions)
 
     def score(

@@ -34,7 +34,7 @@ class RunningMoments:
         self.count = 0
 
     def update(self, batch: Array) -> None:
-        """Take in a batch [item, ...]."""
+        """Update mean and variance with a batch [item, ...]."""
         values = batch.astype(np.float64)
         mean, variance, count = values.mean(axis=0), values.var(axis=0), len(values)
         total = self.count + count
@@ -44,11 +44,11 @@ class RunningMoments:
         self.variance, self.count = squares / total, total
 
     def state_dict(self) -> dict[str, Any]:
-        """Mean, variance and count."""
+        """Return mean, variance and count."""
         return {"mean": torch.tensor(self.mean), "variance": torch.tensor(self.variance), "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
+        """Continue from `state`."""
         self.mean, self.variance = state["mean"].numpy().copy(), state["variance"].numpy().copy()
         self.count = int(state["count"])
 
@@ -69,31 +69,31 @@ class FeatureNormalizer:
         self._scale = (1.0 / np.sqrt(self.moments.variance + _EPSILON)).astype(np.float32)
 
     def update(self, features: Array) -> None:
-        """Take in raw features [item, size]."""
+        """Update the statistics with raw features [item, size]."""
         if self.enabled:
             self.moments.update(features)
             self._refresh()
 
     def apply_array(self, features: Array) -> Array:
-        """Normalised and clipped features."""
+        """Return normalised and clipped features."""
         if not self.enabled:
             return features
         normalized: Array = np.clip((features - self._mean) * self._scale, -CLIP, CLIP)
         return normalized
 
     def apply_tensor(self, features: Tensor) -> Tensor:
-        """The same in torch."""
+        """Return the same in torch."""
         if not self.enabled:
             return features
         mean, scale = (torch.from_numpy(part).to(features.device) for part in (self._mean, self._scale))
         return ((features - mean) * scale).clamp(-CLIP, CLIP)
 
     def state_dict(self) -> dict[str, Any]:
-        """The moments."""
+        """Return the moments."""
         return self.moments.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
+        """Continue from `state`."""
         self.moments.load_state_dict(state)
         self._refresh()
 
@@ -122,18 +122,18 @@ class RewardNormalizer:
         self.moments.update(estimates.ravel())
 
     def apply(self, rewards: Tensor) -> Tensor:
-        """Scaled and clipped rewards."""
+        """Return scaled and clipped rewards."""
         if not self.enabled:
             return rewards
         scale = 1.0 / float(np.sqrt(self.moments.variance + _EPSILON))
         return (rewards * scale).clamp(-CLIP, CLIP)
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments and running returns."""
+        """Return the moments and the running returns."""
         return {"moments": self.moments.state_dict(), "returns": torch.tensor(self._returns)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` stopped."""
+        """Continue from `state`."""
         self.moments.load_state_dict(state["moments"])
         self._returns = state["returns"].numpy().copy()
 

@@ -33,12 +33,12 @@ class FlatLayout:
         self.size = sum(self.chunks)
 
     def tensors(self, flat: Tensor) -> dict[str, Tensor]:
-        """The named views of `flat`."""
+        """Return the named views of `flat`."""
         chunks = torch.split(flat, self.chunks)[::2]
         return {name: chunk.view(shape) for chunk, (name, shape) in zip(chunks, self.shapes.items(), strict=True)}
 
     def arrays(self, flat: FloatArray) -> dict[str, FloatArray]:
-        """The named views of a NumPy vector."""
+        """Return the named views of a NumPy vector."""
         chunks = np.split(flat, np.cumsum(self.chunks)[:-1])[::2]
         return {name: chunk.reshape(shape) for chunk, (name, shape) in zip(chunks, self.shapes.items(), strict=True)}
 
@@ -55,7 +55,7 @@ class HostedParams:
         self.arrays: dict[str, FloatArray] = self.layout.arrays(self._host.numpy())
 
     def twin(self) -> "HostedParams":
-        """The same names and values in memory of their own."""
+        """Return a copy with the same names and values in its own memory."""
         twin = HostedParams(self.layout.shapes, self.flat.device)
         twin.set(self.flat)
         return twin
@@ -72,7 +72,7 @@ class HostedParams:
             self._host.copy_(self.flat)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of every parameter by name."""
+        """Return a copy of every parameter by name."""
         return {name: param.detach().cpu().clone() for name, param in self.tensors.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ def check_parameters_fit(num_parameters: int, device: torch.device) -> None:
 
 
 def make_trained_params(shapes: Mapping[str, Shape], device: torch.device) -> HostedParams:
-    """Parameters for a network that is to be trained, if they fit into memory with all that training adds."""
+    """Make the parameters of a network that is to be trained, if they fit into memory with everything training adds."""
     check_parameters_fit(sum(math.prod(shape) for shape in shapes.values()), device)
     return HostedParams(shapes, device)
 

@@ -60,7 +60,7 @@ class QNetwork:
         self.params = make_trained_params(shapes, network.device)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Random weights from `generator`, which is on the CPU so that every device starts alike."""
+        """Write random weights from `generator`, which is on the CPU so that every device starts with the same ones."""
         start = torch.zeros(self.params.layout.size)
         for network in (self.advantage, self.value):
             if network is not None:
@@ -68,7 +68,7 @@ class QNetwork:
         self.params.set(start)
 
     def q_values(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        """Values [batch, action] under `params`."""
+        """Compute values [batch, action] under `params`."""
         advantage = self.advantage.forward(params, features)
         return self._combine(advantage, self.value.forward(params, features) if self.value else None)
 
@@ -98,7 +98,7 @@ class QNetwork:
         return gradients | self.advantage.backward(params, trace.advantage, advantages)
 
     def greedy(self, obs: Array) -> Array:
-        """The best action per row, counted from 0; a state's value is the same for all and does not matter."""
+        """Return the best action per row, counted from 0; the value of the state does not matter here."""
         features: FloatArray = self.encoder.encode_array(obs)
         values = self.advantage.forward_array(self.params.arrays, features)[:, : self.num_actions]
         masks = self.encoder.masks_array(obs)
@@ -116,10 +116,10 @@ class QNetwork:
         return legal
 
     def to_env(self, actions: Array) -> Array:
-        """Count from the space's own start."""
+        """Return the actions counted from the start of the space."""
         return actions + self._start if self._start else actions
 
     def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
-        """Greedy env actions; exploring is the learner's business, so both modes are the same."""
+        """Return greedy env actions in both modes, because only actors explore."""
         del deterministic
         return self.to_env(self.greedy(obs))

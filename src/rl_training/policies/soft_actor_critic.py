@@ -73,7 +73,7 @@ class SquashedActor:
         self._stream = make_stream(seed, "predictions")
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Random weights from `generator`, which is on the CPU so that every device starts alike."""
+        """Write random weights from `generator`, which is on the CPU so that every device starts with the same ones."""
         start = torch.zeros(self.params.layout.size)
         self.network.initialise(self.params.layout.tensors(start), generator)
         self.params.set(start)
@@ -87,7 +87,7 @@ class SquashedActor:
         return drawn
 
     def to_env(self, actions: Array) -> Array:
-        """Scaled to the env's bounds."""
+        """Return the actions scaled to the bounds of the env."""
         return self.actions.to_env(actions)
 
     def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
@@ -120,7 +120,7 @@ class TwinCritics:
         self.params = make_trained_params(self.network.shapes, network.device)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Random weights, different for the two critics."""
+        """Write random weights, different ones for the two critics."""
         start = torch.zeros(self.params.layout.size)
         self.network.initialise(self.params.layout.tensors(start), generator)
         self.params.set(start)
