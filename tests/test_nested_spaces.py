@@ -122,6 +122,15 @@ def test_a_source_of_masks_that_is_not_there_is_refused(action_mask: str, messag
         make_single_env("Masked-v0", {}, action_mask)
 
 
+def test_an_env_that_cannot_be_searched_for_a_mask_is_not_passed_over_in_silence(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl_training.envs.factory._MASK_SECONDS", 0.0)
+    run_dir = train(make_config(action_mask="auto"))
+    decision = read_metadata(context_of(run_dir))["decisions"]["action_mask"]
+    assert decision.startswith("off: one env could not be searched for a mask of legal actions (no answer within 0 s")
+
+
 def test_a_mask_missing_in_info_is_refused(make_config: MakeConfig) -> None:
     with pytest.raises(EnvironmentStepError, match=r'env 0, .*reset: info has no "action_mask"'):
         train(make_config(action_mask="info"))

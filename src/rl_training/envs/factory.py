@@ -78,30 +78,30 @@ def resolve_vectorization(config: TrainConfig) -> tuple[TrainConfig, str | None]
 def resolve_action_mask(config: TrainConfig, *, usable: bool) -> tuple[TrainConfig, str | None]:
     """Return the config with `action_mask: auto` decided, and what was found.
 
-    One env is looked at in a process of its own. If it fails there, the run will name the failure. If the algorithm has
-    no use for a mask, a warning says so.
+    One env is searched in a process of its own; if that fails, the second value says so. A warning names a mask that the
+    algorithm cannot use.
     """
-    found = config.action_mask
+    found, unmasked = config.action_mask, config.model_copy(update={"action_mask": "off"})
     if found == "auto":
-        found = _look_for_mask(config)
+        try:
+            found = _look_for_mask(config)
+        except SubprocessError as error:
+            return unmasked, f"off: one env could not be searched for a mask of legal actions ({error})"
     if found == "off":
-        return config.model_copy(update={"action_mask": "off"}), None
+        return unmasked, None
     if not usable:
         warnings.warn(
             f"{config.env_id} gives a mask of legal actions ({found}), which {config.algo} cannot use: it is ignored",
             stacklevel=2,
         )
-        return config.model_copy(update={"action_mask": "off"}), None
+        return unmasked, None
     reason = f"{found}: illegal actions are never taken" if config.action_mask == "auto" else None
     return config.model_copy(update={"action_mask": found}), reason
 
 
 def _look_for_mask(config: TrainConfig) -> str:
     look = partial(_find_mask, config)
-    try:
-        return call_in_process(look, _MASK_SECONDS) if forks() else look()
-    except SubprocessError:
-        return "off"
+    return call_in_process(look, _MASK_SECONDS) if forks() else look()
 
 
 def _find_mask(config: TrainConfig) -> str:

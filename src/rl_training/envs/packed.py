@@ -57,6 +57,7 @@ class PackedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """`action_mask` says where the mask comes from, as the config field of that name does."""
         super().__init__(env)
         self._mask_size = 0 if action_mask in ("off", "auto") else count_choices(env.action_space)
+        self._choices = choices_of_actions(env.action_space)
         self._mask_entry = action_mask.removeprefix(OBSERVED) if action_mask.startswith(OBSERVED) else None
         self._mask_method = find_mask_method(env) if action_mask == "method" else None
         _check_source(env, action_mask)
@@ -100,7 +101,7 @@ class PackedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _check(self, mask: Array) -> None:
         """Refuse a mask that leaves no action."""
         start = 0
-        for choices in choices_of_actions(self.env.action_space):
+        for choices in self._choices:
             if not mask[start : start + choices].any():
                 raise ObservationError("the action mask allows no action")
             start += choices
