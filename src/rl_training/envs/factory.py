@@ -78,8 +78,8 @@ def resolve_vectorization(config: TrainConfig) -> tuple[TrainConfig, str | None]
 def resolve_action_mask(config: TrainConfig, *, usable: bool) -> tuple[TrainConfig, str | None]:
     """Return the config with `action_mask: auto` decided, and what was found.
 
-    One env is searched in a process of its own; if that fails, the second value says so. A warning names a mask that the
-    algorithm cannot use.
+    One env is searched in a process of its own; if that fails, the second value says so. A warning names a mask that
+    the algorithm cannot use.
     """
     found, unmasked = config.action_mask, config.model_copy(update={"action_mask": "off"})
     if found == "auto":
