@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 from gymnasium.error import Error
+from gymnasium.vector.utils import CloudpickleWrapper
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rl_training.envs.choosing import choose_vectorization, forks
@@ -23,10 +24,10 @@ from rl_training.envs.vector.process import AsyncEpisodeVectorEnv
 from rl_training.envs.vector.protocol import BatchedEnv, EnvFactory, VectorEnv
 from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
 from rl_training.errors import EnvironmentSetupError, EnvironmentStepError, describe_error
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import TrainConfig, env_code
 from rl_training.limits import check_open_files, check_processes
 from rl_training.memory import check_memory
-from rl_training.plugins import import_object, is_object_path
+from rl_training.plugins import call_with_objects, import_object, is_object_path, local_objects
 
 ANNOUNCED_SECONDS = 3.0  # a warning is shown if building the envs takes longer
 
@@ -161,7 +162,9 @@ def make_single_of_batch(config: TrainConfig) -> AnyEnv:
 def env_factory(config: TrainConfig) -> EnvFactory:
     """Return a function that makes one environment of this config; it can be sent to other processes."""
     packing = config.action_mask, config.frame_stack
-    return partial(make_single_env, config.env_id, config.env_kwargs, *packing, config.wrappers)
+    make = partial(make_single_env, config.env_id, config.env_kwargs, *packing, config.wrappers)
+    own = local_objects(env_code(config))
+    return CloudpickleWrapper(partial(call_with_objects, own, make)) if own else make
 
 
 def replay_factory(config: TrainConfig) -> EnvFactory:

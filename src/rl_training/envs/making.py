@@ -1,8 +1,9 @@
-"""Make one environment: by its registered id, with its wrappers, and packed as training sees it."""
+"""Make one environment: by its id or factory, with its wrappers, and packed as training sees it."""
 
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -10,15 +11,17 @@ import gymnasium
 from gymnasium import Env
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import DependencyNotInstalled, Error, NameNotFound, NamespaceNotFound, VersionNotFound
+from gymnasium.wrappers import TimeLimit
 
+from rl_training.envs.objects import find_factory, make_from_factory, with_module
 from rl_training.envs.packed import PackedEnv, StackedEnv, needs_packing
 from rl_training.envs.probes import register_probes
 from rl_training.envs.restore import AnyEnv
-from rl_training.errors import ConfigError, EnvironmentSetupError, describe_error
+from rl_training.errors import ConfigError, EnvironmentSetupError, RLTrainingError, describe_error
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.validation import nearest_name
 from rl_training.experiment.wrappers import WrapperEntry, check_arguments, find_gymnasium_wrapper, split_entry
-from rl_training.plugins import import_object, is_object_path
+from rl_training.plugins import import_object, innermost_function, is_object_path
 from rl_training.signals import SignalExit
 from rl_training.trust import admit_env_module
 
@@ -48,8 +51,8 @@ def make_single_env(
 
 
 def make_raw_env(env_id: str, env_kwargs: dict[str, Any], wrappers: Sequence[WrapperEntry] = ()) -> AnyEnv:
-    """Make one environment as its registration describes it, inside the wrappers; the caller closes it."""
-    env = _make_registered(env_id, env_kwargs)
+    """Make one environment by its id or factory, inside the wrappers; the caller closes it."""
+    env = _make_inner(env_id, env_kwargs)
     try:
         for entry in wrappers:
             env = _wrap(env, *split_entry(entry))
@@ -84,11 +87,16 @@ def _with_tuples(value: Any) -> Any:
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
-def _make_registered(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
+def _make_inner(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
     register_probes()
     admit_env_module(env_id)
     try:
+        factory = find_factory(env_id)
+        if factory is not None:
+            return make_from_factory(env_id, factory, env_kwargs)
         return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
+    except RLTrainingError:  # its message is clear already
+        raise
     except DependencyNotInstalled as error:
         raise EnvironmentSetupError(f"{env_id}: {missing_dependency(env_id, error)}") from None
     except (NameNotFound, NamespaceNotFound, VersionNotFound) as error:
@@ -123,9 +131,12 @@ def env_packages(code: Iterable[str]) -> set[str]:
 
 def _creators(name: str) -> list[Any]:
     """Return the classes and functions that make an env, or the wrapper of this name."""
+    factory = find_factory(name)
+    if factory is not None:
+        return [innermost_function(factory)]
     spec = gymnasium.registry.get(name.rpartition(":")[2])
     if spec is None:
-        return [import_object(name, "wrappers")] if is_object_path(name) else []
+        return []
     entry_points = [spec.entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
     return [load_env_creator(each) if isinstance(each, str) else each for each in entry_points if each is not None]
 
@@ -136,12 +147,21 @@ def first_line(error: BaseException) -> str:
 
 
 def _unknown_env(env_id: str, error: Error) -> str:
-    nearest = nearest_name(env_id, gymnasium.registry)
+    module, _, name = env_id.rpartition(":")
+    if module and is_object_path(env_id):
+        factories = [each for each, value in vars(sys.modules[module]).items() if callable(value)]
+        nearest = nearest_name(name, factories)
+        return f"{module} has no {name}" + (f"; did you mean '{module}:{nearest}'?" if nearest else "")
+    nearest = nearest_name(name, gymnasium.registry)
     if nearest:
-        return f"unknown environment '{env_id}'; did you mean '{nearest}'?"
+        home = with_module(gymnasium.registry[nearest]).rpartition(":")[0]
+        place = f"{module or home.partition('.')[0]}:" if home else ""
+        return f"unknown environment '{env_id}'; did you mean '{place}{nearest}'?"
     if env_id.startswith("ALE/"):
-        return f"unknown environment '{env_id}': pip install 'rl-training[atari]', then use 'ale_py:{env_id}'"
-    return f"unknown environment '{env_id}': {first_line(error)}"
+        remedy = "" if find_spec("ale_py") else "pip install 'rl-training[atari]', then "
+        return f"unknown environment '{env_id}': {remedy}use 'ale_py:{env_id}'"
+    reason = first_line(error).partition(" Did you mean")[0]  # Gymnasium's own guess may be far
+    return f"unknown environment '{env_id}': {reason}"
 
 
 def missing_dependency(env_id: str, error: Error) -> str:
@@ -155,14 +175,29 @@ def missing_dependency(env_id: str, error: Error) -> str:
 
 
 def max_episode_steps(config: TrainConfig) -> int | None:
-    """Return the time limit that `gymnasium.make` applies to the single env; none if there is none."""
+    """Return the time limit that the single env is made with; none if there is none."""
+    if find_factory(config.env_id) is not None:
+        return _factory_limit(config)
     spec = gymnasium.registry.get(config.env_id.rpartition(":")[2])
     limit = config.env_kwargs.get("max_episode_steps", spec.max_episode_steps if spec else None)
     return None if limit in (None, -1) else int(limit)
 
 
+def _factory_limit(config: TrainConfig) -> int | None:
+    """Make an env with its factory, and return the time limit of a wrapper around it."""
+    with closing(make_raw_env(config.env_id, config.env_kwargs, config.wrappers)) as env:
+        layer: Any = env
+        while layer is not env.unwrapped:
+            if isinstance(layer, TimeLimit):
+                return int(layer._max_episode_steps)
+            layer = layer.env
+    return None
+
+
 def has_time_limit(config: TrainConfig) -> bool:
     """Return whether an environment declares a time limit; it must have been made before."""
+    if find_factory(config.env_id) is not None:
+        return _factory_limit(config) is not None
     spec = gymnasium.registry.get(config.env_id.rpartition(":")[2])
     declared = {**(spec.kwargs if spec else {}), **config.env_kwargs}
     own_limit = declared.get("max_episode_steps") or declared.get("max_num_frames_per_episode")  # Atari uses the latter

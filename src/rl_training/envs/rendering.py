@@ -11,6 +11,7 @@ import numpy.typing as npt
 from gymnasium.error import DependencyNotInstalled
 
 from rl_training.envs.making import make_raw_env, make_single_env, missing_dependency
+from rl_training.envs.objects import accepts, find_factory
 from rl_training.envs.restore import AnyEnv
 from rl_training.errors import EnvironmentSetupError, describe_error
 from rl_training.experiment.config import TrainConfig
@@ -55,8 +56,16 @@ def render_fps(config: TrainConfig) -> float:
 def make_rendered_env(config: TrainConfig) -> AnyEnv:
     """Make one environment that renders into arrays; the caller closes it."""
     prepare_headless()
-    env_kwargs = {**config.env_kwargs, "render_mode": "rgb_array"}
-    return make_single_env(config.env_id, env_kwargs, config.action_mask, wrappers=config.wrappers)
+    factory = find_factory(config.env_id)
+    mode = {"render_mode": "rgb_array"} if factory is None or accepts(factory, "render_mode") else {}
+    env_kwargs = {**config.env_kwargs, **mode}
+    env = make_single_env(config.env_id, env_kwargs, config.action_mask, wrappers=config.wrappers)
+    if not mode and env.render_mode != "rgb_array":
+        env.close()
+        raise EnvironmentSetupError(
+            f"{config.env_id} cannot be recorded: its factory must take render_mode, and make an environment with it"
+        )
+    return env
 
 
 def draw(env: AnyEnv, env_id: str) -> Pixels:

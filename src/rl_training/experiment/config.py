@@ -20,7 +20,7 @@ from rl_training.experiment.validation import (
     validate_section,
 )
 from rl_training.experiment.wrappers import WrapperEntry, read_wrapper, split_entry
-from rl_training.plugins import is_object_path, object_path
+from rl_training.plugins import callable_path, is_object_path, object_path
 
 ParamsT = TypeVar("ParamsT", bound=StrictModel)
 
@@ -39,6 +39,12 @@ def _check_wrapped(wrappers: tuple[WrapperEntry, ...], info: ValidationInfo) -> 
     if wrappers and kind not in ("sync", "async", "auto"):
         raise ValueError(f"vectorization={kind!r} cannot apply wrappers: use sync, async or auto")
     return wrappers
+
+
+def _env_path(env: Any) -> Any:
+    if not isinstance(env, str) and not callable(env):
+        raise ValueError("give the id of an environment, or a class or function that makes one")
+    return env if isinstance(env, str) else callable_path(env)
 
 
 def _check_action_mask(source: str) -> str:
@@ -135,8 +141,8 @@ class TrainConfig(StrictModel):
 
     algo: Name
     """Registered algorithm, such as `ppo`."""
-    env_id: Name
-    """Gymnasium id; `module:Id-v0` imports the module first."""
+    env_id: Annotated[Name, BeforeValidator(_env_path)]
+    """Gymnasium id; `module:Id-v0` imports the module first. `module:name` may also be a class or function."""
     seed: Annotated[Int, Field(ge=0, le=2**63 - 1)] = 1
     total_timesteps: PositiveInt = 100_000
     """Budget in env steps."""
