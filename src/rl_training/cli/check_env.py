@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def check_env(
-    env_id: Annotated[str, typer.Argument(metavar="ENV_ID", help="A Gymnasium id, or module:Id-v0.")],
+    env_id: Annotated[
+        str,
+        typer.Argument(metavar="ENV_ID", help="A Gymnasium id, module:Id-v0, or module:name of a class or function."),
+    ],
     assignments: Annotated[
         list[str] | None,
         typer.Option(
