@@ -19,7 +19,7 @@ from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrackerOptions, TrainConfig, plain_config, with_resolved_params
 from rl_training.experiment.runs import context_of, write_config
 from rl_training.experiment.schedules import Schedule
-from rl_training.experiment.validation import StrictModel
+from rl_training.experiment.validation import StrictModel, nearest_name
 from rl_training.runtime.manager import DefaultExperimentManager
 from rl_training.runtime.ppo_trainer import train_ppo
 from rl_training.runtime.registry import get_algorithm_spec
@@ -433,3 +433,19 @@ def test_a_home_directory_that_is_not_known_is_refused(given: str, monkeypatch: 
 
 def test_a_home_directory_is_expanded() -> None:
     assert TrainConfig(algo="ppo", env_id="x", output_dir=Path("~/runs")).output_dir == Path.home() / "runs"
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "expected"),
+    [
+        ("a2c", ["sac", "ppo", "dqn"], None),
+        ("wrappers", ["trackers", "seed"], None),
+        ("tua", ["gamma", "tau"], "tau"),
+        ("lerning_raet", ["learning_rate", "learning_starts"], "learning_rate"),
+        ("cartpole-v9", ["Acrobot-v1", "CartPole-v0", "CartPole-v1"], "CartPole-v1"),
+        ("x", ["y"], None),
+        ("gamma", [], None),
+    ],
+)
+def test_a_guess_is_offered_only_for_a_name_that_is_close(given: str, known: list[str], expected: str | None) -> None:
+    assert nearest_name(given, known) == expected

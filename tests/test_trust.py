@@ -173,6 +173,20 @@ def test_what_the_user_types_is_imported_and_trusted_from_then_on(
     assert json.loads(memory.read_text()) == [str(workplace / "local_env.py")]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"env_id": "local_env:CartPoleEnv"}, {"env_id": "CartPole-v1", "wrappers": ["local_env:Wrapper"]}],
+    ids=["factory", "wrapper"],
+)
+def test_the_module_of_a_factory_or_wrapper_is_not_imported_before_it_is_trusted(
+    changes: dict[str, Any], workplace: Path, marker: Path, run: Run
+) -> None:
+    answer = run("train", "--config", str(write_config(workplace, **changes)))
+    assert answer.returncode == 2
+    assert "add --trust to run it" in answer.stderr
+    assert not marker.exists()
+
+
 @pytest.mark.parametrize("how", [["--env", "local_env:Local-v0"], ["--set", "env_id=local_env:Local-v0"]])
 def test_a_flag_counts_as_typed(how: list[str], workplace: Path, marker: Path, run: Run) -> None:
     config = write_config(workplace, env_id="CartPole-v1")

@@ -2,12 +2,20 @@
 
 import re
 import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from hashlib import sha256
 from importlib import import_module
-from types import FunctionType
-from typing import Any
+from itertools import count
+from types import CodeType, FunctionType
+from typing import Any, TypeVar
 
 from rl_training.errors import ConfigError, describe_error
 from rl_training.trust import admit_env_module
+
+T = TypeVar("T")
+
+_LAMBDA = "lambda_"
 
 
 def is_object_path(path: str) -> bool:
@@ -15,25 +23,63 @@ def is_object_path(path: str) -> bool:
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", path) is not None
 
 
-LOCAL = "local"
-"""In place of a module: the object was defined in a script or notebook, and only this process knows it."""
-
-_local_objects: dict[str, Any] = {}
+_local_objects: dict[str, Any] = {}  # those that were defined in a script or notebook, by their path
 
 
 def object_path(value: Any) -> Any:
-    """Return the path `package.module:Name` of a class or function, and any other value as it is.
+    """Return the path `package.module:Name` of a class or function, and any other value as it is."""
+    return callable_path(value) if isinstance(value, (type, FunctionType)) else value
 
-    What cannot be imported again, such as a class in a notebook, gets the path `local:Name` in this process.
+
+def callable_path(value: Callable[..., Any]) -> str:
+    """Return the path `package.module:Name` of a callable.
+
+    What cannot be imported again, such as a lambda or a class in a notebook, gets the path `local:Name` in this
+    process. Another object of the same name gets the path `local2:Name`, and so on. The name of a lambda contains a
+    digest of its code, so that a checkpoint that names one is not taken for that of another.
     """
-    if not isinstance(value, (type, FunctionType)):
-        return value
-    module, name = value.__module__, value.__qualname__
-    if module != "__main__" and getattr(sys.modules.get(module), name, None) is value:
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    if module != "__main__" and name and getattr(sys.modules.get(str(module)), name, None) is value:
         return f"{module}:{name}"
-    path = f"{LOCAL}:{value.__name__}"
-    _local_objects[path] = value
-    return path
+    name = _local_name(innermost_function(value))
+    for number in count(1):
+        path = f"local{number if number > 1 else ''}:{name}"
+        if _local_objects.setdefault(path, value) == value:
+            return path
+    raise AssertionError("a free number is found")
+
+
+def _local_name(value: Any) -> str:
+    name = str(getattr(value, "__name__", type(value).__name__))
+    if name != "<lambda>":
+        return name
+    code = value.__code__
+    constants = [each for each in code.co_consts if not isinstance(each, CodeType)]  # whose text has an address
+    text = repr((code.co_code, code.co_names, constants, value.__defaults__))
+    return f"{_LAMBDA}{sha256(text.encode()).hexdigest()[:6]}"
+
+
+def innermost_function(value: Any) -> Any:
+    """Return the function that a `functools.partial` calls, and any other value as it is."""
+    while isinstance(value, partial):
+        value = value.func
+    return value
+
+
+def is_local(path: str) -> bool:
+    """Return whether a path names an object that only the process knows in which it was defined."""
+    return re.fullmatch(r"local\d*:\w+", path) is not None
+
+
+def local_objects(paths: Iterable[str]) -> dict[str, Any]:
+    """Return the objects of this process among those that these paths name."""
+    return {path: _local_objects[path] for path in paths if path in _local_objects}
+
+
+def call_with_objects(objects: dict[str, Any], function: Callable[[], T]) -> T:
+    """Call a function in another process that needs these objects of this one."""
+    _local_objects.update(objects)
+    return function()
 
 
 def import_object(path: str, field: str) -> Any:
@@ -41,10 +87,12 @@ def import_object(path: str, field: str) -> Any:
     module, _, name = path.partition(":")
     if path in _local_objects:
         return _local_objects[path]
-    if module == LOCAL:
+    if is_local(path):
+        argument = "env" if field == "env_id" else field.rpartition(".")[2]
+        value = "lambda: ..." if name.startswith(_LAMBDA) else name
         raise ConfigError(
             f"{field}={path!r}: {name} was defined in a script or notebook; define it again and give it to load(), as "
-            f"in PPO.load(path, {field.rpartition('.')[2]}={name})"
+            f"in PPO.load(path, {argument}={f'[{value}]' if field == 'wrappers' else value})"
         )
     admit_env_module(path, what=field.rpartition(".")[2])
     try:

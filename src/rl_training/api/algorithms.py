@@ -1,11 +1,13 @@
 """The classes `PPO`, `DQN` and `SAC`: configure, learn, predict, evaluate, save and load."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from typing_extensions import Self
 
+from rl_training.envs.objects import describe_env
 from rl_training.errors import ConfigError, TrainingStateError
 from rl_training.experiment.checkpointing import (
     CheckpointState,
@@ -18,7 +20,6 @@ from rl_training.experiment.checkpointing import (
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.sources import Layer, find_preset, read_yaml, resolve_config
 from rl_training.experiment.validation import nearest_name
-from rl_training.plugins import object_path
 from rl_training.runtime.agents import Agent, build_agent
 from rl_training.runtime.callbacks import Callback, Listener
 from rl_training.runtime.manager import DefaultExperimentManager
@@ -45,9 +46,15 @@ class Algorithm:
 
     algo: ClassVar[str]
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig | None = None, *, env: Any = None, **options: Any) -> None:
+        """Create a model from a config, or for an environment as `for_env` does."""
+        name = type(self).__name__
+        if config is None and env is not None:
+            config = self._config_for(env, options)
+        elif env is not None or options or not isinstance(config, TrainConfig):
+            raise ConfigError(f"give either {name}(config) with a TrainConfig, or {name}(env=...) with options")
         if config.algo != self.algo:
-            raise ConfigError(f"{type(self).__name__} cannot train algo={config.algo!r}")
+            raise ConfigError(f"{name} cannot train algo={config.algo!r}")
         self.config = config
         self._spec: AlgorithmSpec = get_algorithm_spec(self.algo)
         self._spec.resolve_params_fn(config)
@@ -56,22 +63,31 @@ class Algorithm:
         self._agent: Agent | None = None
 
     @classmethod
-    def for_env(cls, env_id: str, **options: Any) -> Self:
+    def for_env(cls, env: Any, **options: Any) -> Self:
         """Create a model for an environment from its shipped preset, or from the defaults if there is none.
 
-        `options` replace values of the preset. They are fields of `TrainConfig` or parameters of the algorithm.
+        `env` is an id, a class, a function that makes the environment, or an environment of `gymnasium.make`, from
+        whose spec copies are made. `options` replace values of the preset. They are fields of `TrainConfig` or
+        parameters of the algorithm.
         """
+        return cls(env=env, **options)
+
+    @classmethod
+    def _config_for(cls, env: Any, options: dict[str, Any]) -> TrainConfig:
         known = {*TrainConfig.model_fields, *get_algorithm_spec(cls.algo).params_model.model_fields}
         for name in options.keys() - known:
             nearest = nearest_name(name, known)
             raise ConfigError(f"unknown option '{name}'" + (f"; did you mean '{nearest}'?" if nearest else ""))
         own = {name: value for name, value in options.items() if name in TrainConfig.model_fields}
         params = {name: value for name, value in options.items() if name not in own}
-        given = {"algo": cls.algo, "env_id": env_id, **own}
+        described = describe_env(env)
+        given = {"algo": cls.algo, **described, **own}
+        given["env_kwargs"] = {**described.get("env_kwargs", {}), **own.get("env_kwargs", {})}
+        given["wrappers"] = [*described.get("wrappers", ()), *own.get("wrappers", ())]
         given["algo_kwargs"] = {**own.get("algo_kwargs", {}), **params}
-        preset = find_preset(cls.algo, env_id)
+        preset = find_preset(cls.algo, given["env_id"])
         layers = [read_yaml(preset, "preset")] if preset else []
-        return cls(resolve_config([*layers, Layer("argument", given)]).config)
+        return resolve_config([*layers, Layer("argument", given)]).config
 
     def learn(self, callbacks: Iterable[Listener] | None = None, *, total_timesteps: int | None = None) -> TrainResult:
         """Train until the budget is used up.
@@ -101,16 +117,25 @@ class Algorithm:
         return save_checkpoint(target if target.suffix else target.with_suffix(".pt"), self._state)
 
     @classmethod
-    def load(cls, path: Path | str, *, encoder: type | None = None) -> Self:
+    def load(
+        cls, path: Path | str, *, env: Any = None, wrappers: Iterable[Any] | None = None, encoder: type | None = None
+    ) -> Self:
         """Load a checkpoint file, or the newest intact checkpoint of a run directory.
 
-        `encoder` is needed if the network of the agent was defined in a script or notebook.
+        `env`, `wrappers` and `encoder` replace those of the checkpoint. They are needed if they were defined in a
+        script or notebook.
         """
-        object_path(encoder)  # makes it known under the name that the checkpoint has
         # A file may have been copied without the run's replay folder, which only learn() and save() need.
         opened = open_checkpoint(path) if Path(path).is_dir() else open_without_experience(path)
-        model = cls(checkpoint_config(opened.state))
-        model._state, model._loaded_from = opened.state, opened.path
+        given = {} if env is None else describe_env(env)
+        given |= {} if wrappers is None else {"wrappers": list(wrappers)}
+        given |= {} if encoder is None else {"algo_kwargs": {"encoder": encoder}}
+        state = opened.state
+        if given:
+            replaced = resolve_config([Layer("checkpoint", state.config), Layer("argument", given)]).config
+            state = replace(state, config=plain_config(replaced))
+        model = cls(checkpoint_config(state))
+        model._state, model._loaded_from = state, opened.path
         model._live_agent()  # refuses a checkpoint that does not fit, before the first prediction
         return model
 

@@ -1,9 +1,9 @@
 """The strict base class of config models. Its errors name the field, the value and what is allowed."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rl_training.errors import ConfigError, Problem
@@ -23,14 +23,51 @@ Flag = Annotated[bool, Field(strict=True)]
 ModelT = TypeVar("ModelT", bound="StrictModel")
 
 # Pydantic's messages name Python types; these name the YAML types that a user writes.
+_LETTERS_PER_EDIT = 4  # of a misspelt name for which a guess is offered
 _MAP = "give a map of names to values"
 _REASONS = {"tuple_type": "give a list", "dict_type": _MAP, "model_type": _MAP}
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that the user most likely meant, if any is close."""
-    matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    """Return the known name that the user most likely meant: one edit away, or one edit for every four letters.
+
+    Upper and lower case do not count. Of several that are equally close, the last in the alphabet is returned, which
+    has the highest version.
+    """
+    allowed = max(1, len(name) // _LETTERS_PER_EDIT)
+    edits = {each: _edit_distance(name.lower(), each.lower()) for each in known}
+    nearest = max(edits, key=lambda each: (-edits[each], each), default=None)
+    return nearest if nearest is not None and edits[nearest] <= min(allowed, len(name) - 1) else None
+
+
+def _edit_distance(left: str, right: str) -> int:
+    """Count the letters to insert, delete, replace or swap with their neighbour to turn one text into the other."""
+    rows = [list(range(len(right) + 1))]
+    for i, letter in enumerate(left, start=1):
+        row = [i]
+        for j, other in enumerate(right, start=1):
+            row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != other)))
+            if i > 1 and j > 1 and letter == right[j - 2] and left[i - 2] == other:
+                row[-1] = min(row[-1], rows[-2][j - 2] + 1)
+        rows.append(row)
+    return rows[-1][-1]
+
+
+def to_plain(value: Any) -> Any:
+    """Return the value with tuples as lists and NumPy's numbers as Python's; refuse what YAML cannot give back."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError(f"keys must be strings, got {list(value)}")
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):  # after a resume, the receiver would get a list, which calculates differently
+        raise ValueError("contains a NumPy array; give array.tolist(), and make an array of it where it is used")
+    raise ValueError(f"contains a {type(value).__name__}; use plain values only (numbers, strings, lists, maps)")
 
 
 def config_error(problems: Iterable[Problem]) -> ConfigError:
