@@ -15,6 +15,7 @@ from rl_training.algorithms.base import UpdateResult
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import CollectResult
 from rl_training.runtime.trainer import TrainerState
+from rl_training.runtime.types import MetricDict
 
 _DRIFTS_AFTER = 15  # steps of an episode
 
@@ -103,7 +104,7 @@ class LevelWalk(HiddenWalk):
 
     def blow(self) -> None:
         """Move the walk by a random distance, which depends on the step at which this is called."""
-        self.hidden += float(self.winds.sum() * self.np_random.normal())
+        self.hidden += float(np.sum(self.winds) * self.np_random.normal())
 
     def step(self, action: Any) -> Step:
         """Drift with the level."""
@@ -233,6 +234,10 @@ class RaiseLevel(Callback):
         else:
             trainer.env.call("raise_level", amount=0.5)
         trainer.log("curriculum/level", trainer.env.get_attr("level")[0])
+
+    def on_eval_end(self, trainer: TrainerState, metrics: MetricDict) -> None:
+        """Change the envs by what the evaluation found."""
+        trainer.env.set_attr("winds", [0.0, 0.01 * metrics["eval_return_mean"]])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts."""

@@ -1,7 +1,9 @@
 """Import objects of other packages, which a config names as `package.module:Name`."""
 
+import inspect
 import re
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from types import FunctionType
 from typing import Any
@@ -13,6 +15,39 @@ from rl_training.trust import admit_env_module
 def is_object_path(path: str) -> bool:
     """Return whether a string has the form `package.module:Name`."""
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", path) is not None
+
+
+Entry = str | dict[str, dict[str, Any]]
+"""An entry of a list in a config: the name of an object, or a map from the name to keyword arguments."""
+
+
+def read_entry(entry: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the object and the keyword arguments of an entry, which may also be given as `(object, kwargs)`."""
+    if isinstance(entry, tuple) and len(entry) == 2:
+        made, kwargs = entry
+    elif isinstance(entry, dict) and len(entry) == 1:
+        made, kwargs = next(iter(entry.items()))
+    elif isinstance(entry, (str, type, FunctionType)):
+        made, kwargs = entry, {}
+    else:
+        raise ValueError("give a name, or a map with one key: the name, and its keyword arguments")
+    kwargs = {} if kwargs is None else kwargs  # YAML reads nothing after the colon as null
+    if not isinstance(kwargs, dict) or not all(isinstance(key, str) for key in kwargs):
+        raise ValueError(f"give the keyword arguments of {made} as a map of names to values")
+    return made, kwargs
+
+
+def check_arguments(name: str, make: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    """Refuse keyword arguments that a class or function does not take, and missing ones."""
+    try:
+        signature = inspect.signature(make)
+    except ValueError:  # not known for some classes written in C
+        return
+    try:
+        signature.bind(**kwargs)
+    except TypeError as error:
+        taken = ", ".join(signature.parameters) or "none"
+        raise ConfigError(f"{name}: {error}; its arguments: {taken}") from None
 
 
 LOCAL = "local"

@@ -18,7 +18,7 @@ from rl_training.experiment.validation import (
     StrictModel,
     validate_section,
 )
-from rl_training.plugins import is_object_path, object_path
+from rl_training.plugins import LOCAL, Entry, is_object_path, object_path, read_entry
 
 ParamsT = TypeVar("ParamsT", bound=StrictModel)
 
@@ -84,6 +84,20 @@ def _check_threads(value: Any) -> Any:
     if value != "auto" and not (type(value) is int and 1 <= value <= MAX_THREADS):
         raise ValueError(f"give a number from 1 to {MAX_THREADS}, or auto")
     return value
+
+
+def _read_callback(entry: Any) -> Entry:
+    """Return an entry of `callbacks` in its plain form: the name, or a map from the name to keyword arguments."""
+    made, kwargs = read_entry(entry)
+    name = object_path(made)
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"give the name or the class of a callback, not {made!r}")
+    if name.startswith(f"{LOCAL}:"):
+        raise ValueError(
+            f"the class {name.partition(':')[2]} was defined in a script or notebook: move it to a module, or give an "
+            "object to learn(callbacks=[...])"
+        )
+    return {name: _plain(kwargs)} if kwargs else name
 
 
 def _check_unique(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -201,6 +215,12 @@ class TrainConfig(StrictModel):
     trackers: Annotated[tuple[TrackerName, ...], AfterValidator(_check_unique)] = ("tensorboard",)
     """Trackers that get the metrics in addition to `metrics.jsonl`. One that fails is left out, with a warning."""
     tracker_options: TrackerOptions = TrackerOptions()
+    callbacks: tuple[Annotated[Entry, BeforeValidator(_read_callback)], ...] = ()
+    """Callbacks that take part in the run, also after a resume, with their saved state.
+
+    An entry is a callback of this package, such as `StopAtReturn`, or `package.module:Name`, or a map from the name to
+    keyword arguments.
+    """
     algo_kwargs: ParamsDict = Field(default_factory=dict)
     env_kwargs: PlainDict = Field(default_factory=dict)
 
