@@ -104,7 +104,7 @@ class LevelWalk(HiddenWalk):
 
     def blow(self) -> None:
         """Move the walk by a random distance, which depends on the step at which this is called."""
-        self.hidden += float(np.sum(self.winds) * self.np_random.normal())
+        self.hidden += float(self.winds.sum() * self.np_random.normal())
 
     def step(self, action: Any) -> Step:
         """Drift with the level."""
@@ -237,7 +237,7 @@ class RaiseLevel(Callback):
 
     def on_eval_end(self, trainer: TrainerState, metrics: MetricDict) -> None:
         """Change the envs by what the evaluation found."""
-        trainer.env.set_attr("winds", [0.0, 0.01 * metrics["eval_return_mean"]])
+        trainer.env.call("raise_level", 0.01 * metrics["eval_return_mean"])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts."""

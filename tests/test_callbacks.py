@@ -481,7 +481,8 @@ def test_callbacks_of_a_config_are_there_again_after_a_resume(make_config: MakeC
 def test_a_curriculum_that_is_stopped_again_and_again_ends_as_if_it_had_never_stopped(
     make_config: MakeConfig, algo: str, vectorization: str
 ) -> None:
-    config = make_config(algo=algo, vectorization=vectorization, num_envs=2, total_timesteps=320, **LEVELS)
+    budget = {"total_timesteps": 384, "checkpoint_interval": 128}
+    config = make_config(algo=algo, vectorization=vectorization, num_envs=2, **budget, **LEVELS)
     straight = outcome(train(config).run_dir)
     assert any("curriculum/level" in row for row in straight[1])
     with pytest.raises(TrainingInterrupted):
