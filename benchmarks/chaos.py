@@ -56,6 +56,7 @@ class Scenario:
     env_kwargs: tuple[tuple[str, Any], ...] = ()
     replays: bool = True
     """Whether the env depends only on its seed and its actions."""
+    callbacks: tuple[str, ...] = ()
 
     def config(self, output_dir: Path) -> TrainConfig:
         """Return the config of a run that takes some seconds and saves often."""
@@ -65,6 +66,7 @@ class Scenario:
             env_id=self.env_id,
             env_kwargs=dict(self.env_kwargs),
             vectorization=self.vectorization,
+            callbacks=self.callbacks,
             num_envs=4,
             seed=11,
             total_timesteps=budget,
@@ -80,7 +82,7 @@ class Scenario:
 
 
 def all_scenarios() -> list[Scenario]:
-    """Return every algorithm on every env that it can train, followed by envs that do not replay."""
+    """Return every algorithm on every env that it can train, then envs that do not replay, then curricula."""
     continuous = (("continuous", True),)
     tasks: list[tuple[str, str, tuple[tuple[str, Any], ...], bool]] = [
         *((algo, "CartPole-v1", (), True) for algo in ("ppo", "dqn")),
@@ -99,9 +101,14 @@ def all_scenarios() -> list[Scenario]:
         ("ppo", f"{_WALKS}ForgetfulWalk-v0", (), False),
         ("sac", f"{_WALKS}LaggingWalk-v0", continuous, False),
     ]
+    curricula = [("ppo", ()), ("dqn", ()), ("sac", continuous)]
     return [
         Scenario(algo, env_id, vectorization, env_kwargs, replays)
         for algo, env_id, env_kwargs, replays in tasks
+        for vectorization in ("sync", "async")
+    ] + [
+        Scenario(algo, f"{_WALKS}LevelWalk-v0", vectorization, env_kwargs, callbacks=(f"{_WALKS}RaiseLevel",))
+        for algo, env_kwargs in curricula
         for vectorization in ("sync", "async")
     ]
 

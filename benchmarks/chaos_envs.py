@@ -1,4 +1,4 @@
-"""Random-walk envs for `chaos.py`; importing this module registers them with Gymnasium.
+"""Random-walk envs and a callback for `chaos.py`; importing this module registers the envs with Gymnasium.
 
 Some keep state across episodes, so that replaying their actions does not restore them. This state shows only some steps
 into an episode, so that the observation at a checkpoint does not reveal it.
@@ -10,6 +10,12 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import WrapperSpec
+
+from rl_training.algorithms.base import UpdateResult
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.collector import CollectResult
+from rl_training.runtime.trainer import TrainerState
+from rl_training.runtime.types import MetricDict
 
 _DRIFTS_AFTER = 15  # steps of an episode
 
@@ -81,6 +87,29 @@ class PanelWalk(HiddenWalk):
             raise RuntimeError(f"action {action} is illegal at step {self.steps}")
         _, reward, terminated, truncated, _ = super().step(action)
         return self._show(), reward, terminated, truncated, {"action_mask": self._legal()}
+
+
+class LevelWalk(HiddenWalk):
+    """A walk with a level that callbacks raise, by setting it or through a method, and with gusts of wind."""
+
+    def __init__(self, continuous: bool = False) -> None:
+        super().__init__(continuous)
+        self.level = 0.0
+        self.winds = np.zeros(2)
+
+    def raise_level(self, amount: float) -> float:
+        """Raise the level; a reset keeps it."""
+        self.level += amount
+        return self.level
+
+    def blow(self) -> None:
+        """Move the walk by a random distance, which depends on the step at which this is called."""
+        self.hidden += float(self.winds.sum() * self.np_random.normal())
+
+    def step(self, action: Any) -> Step:
+        """Drift with the level."""
+        self.hidden += 0.01 * self.level
+        return super().step(action)
 
 
 class WornWalk(HiddenWalk):
@@ -180,7 +209,46 @@ def _register(name: str, kind: type, wrapper: type | None = None) -> None:
     gymnasium.register(f"{name}-v0", f"{__name__}:{kind.__name__}", additional_wrappers=wrappers)
 
 
-for _kind in (HiddenWalk, PanelWalk, WornWalk, CountedWalk, UnseededWalk, ForgetfulWalk, StateWalk):
+class RaiseLevel(Callback):
+    """A curriculum for `LevelWalk` that uses every way to change an env, in the middle of episodes."""
+
+    def __init__(self, updates: int = 8) -> None:
+        self.updates = updates
+        self.num_updates = self.num_episodes = 0
+
+    def on_collect_end(self, trainer: TrainerState, result: CollectResult) -> None:
+        """Count the finished episodes."""
+        del trainer
+        self.num_episodes += result.num_episodes
+
+    def on_update_end(self, trainer: TrainerState, result: UpdateResult) -> None:
+        """Change the envs at every eighth update, or as often as chosen."""
+        del result
+        self.num_updates += 1
+        if self.num_updates % self.updates:
+            return
+        trainer.env.set_attr("winds", np.array([0.1, 0.01 * self.num_episodes]))
+        trainer.env.call("blow")
+        if self.num_updates % (2 * self.updates):
+            trainer.env.set_attr("level", 0.1 * self.num_episodes)
+        else:
+            trainer.env.call("raise_level", amount=0.5)
+        trainer.log("curriculum/level", trainer.env.get_attr("level")[0])
+
+    def on_eval_end(self, trainer: TrainerState, metrics: MetricDict) -> None:
+        """Change the envs by what the evaluation found."""
+        trainer.env.call("raise_level", 0.01 * metrics["eval_return_mean"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts."""
+        return {"updates": self.num_updates, "episodes": self.num_episodes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with saved counts."""
+        self.num_updates, self.num_episodes = state["updates"], state["episodes"]
+
+
+for _kind in (HiddenWalk, PanelWalk, LevelWalk, WornWalk, CountedWalk, UnseededWalk, ForgetfulWalk, StateWalk):
     _register(_kind.__name__, _kind)
 _register("LaggingWalk", StateWalk, LaggingActions)
 _register("SmoothWalk", StateWalk, SmoothActions)

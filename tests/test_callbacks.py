@@ -3,17 +3,26 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import chaos_envs
+import numpy as np
 import pytest
+import sample_envs
+import yaml
+from chaos import result_of as outcome
 from conftest import MakeConfig
 
-from rl_training.errors import ConfigError, TrainingInterrupted
+from rl_training import DQN, PPO, SAC
+from rl_training.api.algorithms import Algorithm
+from rl_training.errors import ConfigError, TrainingInterrupted, TrainingStateError
 from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.digests import digest
 from rl_training.experiment.registry import get_algorithm_spec
-from rl_training.experiment.runs import context_of, read_metadata
+from rl_training.experiment.runs import context_of, read_metadata, read_metrics
 from rl_training.runtime.callbacks import (
     EVENTS,
     Callback,
@@ -24,7 +33,7 @@ from rl_training.runtime.callbacks import (
 )
 from rl_training.runtime.collector import CollectResult
 from rl_training.runtime.trainer import TrainerState
-from rl_training.runtime.workflows import resume_training
+from rl_training.runtime.workflows import resume_training, verify_resume
 
 
 class Recorder:
@@ -88,7 +97,7 @@ from rl_training.experiment import DefaultExperimentManager
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.callbacks import CallbackList
 from rl_training.runtime.ppo_trainer import train_ppo
-from rl_training.runtime.workflows import resume_training
+from rl_training.runtime.workflows import resume_training, verify_resume
 
 
 class Watch:
@@ -288,3 +297,259 @@ def test_stops_refuse_values_that_never_come(value: float) -> None:
     for seconds in (value, 0.0, -1.0):
         with pytest.raises(ConfigError):
             StopAfterWallTime(seconds)
+
+
+class Hands(Callback):
+    """Does something with the run in one of the events, and keeps what came of it."""
+
+    def __init__(self, event: str, use: Callable[[TrainerState], Any]) -> None:
+        self.event, self.use = event, use
+        self.got: list[Any] = []
+        self.trainer: TrainerState | None = None
+
+    def _look(self, trainer: TrainerState, event: str) -> None:
+        self.trainer = trainer
+        if event == self.event:
+            self.got.append(self.use(trainer))
+
+    def on_train_start(self, trainer: TrainerState) -> None:
+        self._look(trainer, "start")
+
+    def on_update_end(self, trainer: TrainerState, result: Any) -> None:
+        self._look(trainer, "update")
+
+    def on_train_end(self, trainer: TrainerState, result: Any) -> None:
+        self._look(trainer, "end")
+
+
+def obs_of(config: TrainConfig) -> Any:
+    return np.full(3 if config.env_id == "Pendulum-v1" else 4, 0.1, np.float32)
+
+
+def test_a_callback_predicts_evaluates_and_saves_with_the_weights_of_the_moment(make_each: MakeConfig) -> None:
+    config = make_each()
+
+    def use(trainer: TrainerState) -> Any:
+        path = trainer.save(config.output_dir / f"agent-{trainer.global_step}")
+        drawn = trainer.predict(obs_of(config), deterministic=False)
+        return path, trainer.predict(obs_of(config)), trainer.evaluate(2), np.shape(drawn)
+
+    hands = Hands("update", use)
+    straight, used = train(config), train(config, hands)
+    assert outcome(used.run_dir) == outcome(straight.run_dir)  # the run was not disturbed
+    for path, action, metrics, _ in hands.got:
+        model = load_model(path)
+        assert path.suffix == ".pt"
+        assert np.array_equal(model.predict(obs_of(config)), action)
+        assert model.evaluate(2) == metrics
+    path = hands.got[0][0]
+    assert load_model(path).learn().metrics == used.metrics  # it can be continued, with its experience
+
+
+def load_model(path: Path) -> Algorithm:
+    state = load_checkpoint(path)
+    kind = {"ppo": PPO, "dqn": DQN, "sac": SAC}[state.config["algo"]]
+    return kind.load(path)
+
+
+def test_a_model_in_a_callback_of_its_own_run_has_the_weights_of_the_moment(make_each: MakeConfig) -> None:
+    config = make_each()
+    model = {"ppo": PPO, "dqn": DQN, "sac": SAC}[config.algo](config)
+
+    def use(trainer: TrainerState) -> None:
+        assert np.array_equal(model.predict(obs_of(config)), trainer.predict(obs_of(config)))
+        assert model.evaluate(1) == trainer.evaluate(1)
+        saved = model.save(config.output_dir / "agent.pt")
+        assert load_checkpoint(saved).trainer_state["global_step"] == trainer.global_step
+
+    model.predict(obs_of(config))  # builds the agent of the untrained model
+    events = [Hands(event, use) for event in ("start", "update", "end")]
+    result = model.learn(events)
+    assert [len(hands.got) for hands in events] == [1, 2, 1]
+    saved = load_checkpoint(model.save(config.output_dir / "agent.pt"))
+    assert digest(saved.algorithm_state) == digest(load_checkpoint(result.checkpoint_path).algorithm_state)
+
+
+def test_a_run_can_be_used_only_while_it_lasts(make_config: MakeConfig) -> None:
+    ending: list[str] = []
+
+    def use(trainer: TrainerState) -> None:
+        trainer.predict(obs_of(trainer.config))
+        for late in (lambda: trainer.env, lambda: trainer.log("late", 1)):
+            with pytest.raises(
+                TrainingStateError, match="the run has ended and its last checkpoint is written"
+            ) as error:
+                late()
+            ending.append(str(error.value))
+
+    hands = Hands("end", use)
+    train(make_config(), hands)
+    assert ending[0].endswith("the envs are not available")
+    assert hands.trainer is not None
+    for late in (hands.trainer.evaluate, lambda: TrainerState("ppo", Path(), make_config()).env):
+        with pytest.raises(TrainingStateError, match="no run is in progress: use this in a callback"):
+            late()
+
+
+def test_a_metric_of_a_callback_is_logged_and_goes_on_after_a_resume(make_config: MakeConfig) -> None:
+    hands = Hands("start", lambda trainer: trainer.log("curriculum/level", np.int64(3)))
+    first = train(make_config(), hands)
+    rows = read_metrics(context_of(first.run_dir))
+    assert [row["curriculum/level"] for row in rows if "train/loss" in row] == [3, 3]
+    resume_training(first.run_dir, total_timesteps=192)
+    assert read_metrics(context_of(first.run_dir))[-2]["curriculum/level"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("train/loss", 1.0, "names that begin with rollout, train, eval, time, step belong to the package"),
+        ("step", 1, "belong to the package"),
+        ("a b", 1, "use letters, digits"),
+        ("", 1, "use letters, digits"),
+        ("level", float("nan"), "was given nan: give a finite number"),
+        ("level", True, "was given True"),
+        ("level", "3", "was given '3'"),
+    ],
+)
+def test_a_metric_with_a_wrong_name_or_value_is_refused(name: str, value: Any, told: str) -> None:
+    state = TrainerState("ppo", Path(), TrainConfig(algo="ppo", env_id="none"))
+    state.log("curriculum/level.mean-2", 0.5)
+    with pytest.raises(ConfigError, match=told):
+        state.log(name, value)
+    assert state.metrics == {"curriculum/level.mean-2": 0.5}
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_a_collection_that_a_signal_cuts_in_two_is_one_event(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, algo: str
+) -> None:
+    """Otherwise a callback that counts collections would act at another step than in the uninterrupted run."""
+    config = make_config(algo=algo, env_id="tests/Signalling-v0", num_envs=2)
+    events: list[Any] = []
+    for signal_at in (-1, 101):
+        monkeypatch.setattr(sample_envs.SignallingEnv, "steps_of_all", 0)
+        monkeypatch.setattr(sample_envs.SignallingEnv, "signal_at", signal_at)
+        parts = [Recorder(), Recorder()]
+        if signal_at < 0:
+            train(config, parts[0])
+        else:
+            with pytest.raises(TrainingInterrupted):
+                train(config, parts[0])
+            run_dir = max(config.output_dir.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+            resume_training(run_dir, callbacks=[parts[1]])
+        told = [result for part in parts for result in part.results if isinstance(result, CollectResult)]
+        events.append([(each.num_env_steps, each.episodes, each.metrics) for each in told])
+    assert events[0] == events[1]
+
+
+def test_the_best_checkpoint_knows_what_callbacks_did_in_its_evaluation(make_config: MakeConfig) -> None:
+    class Count(Callback):
+        evaluations = 0
+
+        def on_eval_end(self, trainer: TrainerState, metrics: Any) -> None:
+            self.evaluations += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"evaluations": self.evaluations}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.evaluations = state["evaluations"]
+
+    result = train(make_config(env_id="rl_training/TimeLimitProbe-v0"), Count())  # the first evaluation is the best
+    best = load_checkpoint(result.checkpoint_path.with_name("best.pt"))
+    assert best.trainer_state["global_step"] == 64
+    assert best.trainer_state["callbacks"][0]["state"] == {"evaluations": 1}
+
+
+LEVELS = {"env_id": "chaos_envs:LevelWalk-v0", "callbacks": [{"chaos_envs:RaiseLevel": {"updates": 1}}]}
+
+
+def test_callbacks_of_a_config_are_there_again_after_a_resume(make_config: MakeConfig) -> None:
+    config = make_config(
+        callbacks=[{"StopWithoutImprovement": {"patience": 4}}], env_id="rl_training/TimeLimitProbe-v0"
+    )
+    first = train(config)
+    resumed = resume_training(first.run_dir, total_timesteps=10_000)
+    assert (resumed.metrics["global_step"], resumed.status) == (5 * 64, "stopped")
+    written = yaml.safe_load((first.run_dir / "config.yaml").read_text())
+    assert written["callbacks"] == [{"StopWithoutImprovement": {"patience": 4}}]
+    assert TrainConfig(**written).callbacks == config.callbacks
+
+
+@pytest.mark.parametrize(("algo", "vectorization"), [("ppo", "async"), ("dqn", "sync")])
+def test_a_curriculum_that_is_stopped_again_and_again_ends_as_if_it_had_never_stopped(
+    make_config: MakeConfig, algo: str, vectorization: str
+) -> None:
+    budget = {"total_timesteps": 384, "checkpoint_interval": 128}
+    config = make_config(algo=algo, vectorization=vectorization, num_envs=2, **budget, **LEVELS)
+    straight = outcome(train(config).run_dir)
+    assert any("curriculum/level" in row for row in straight[1])
+    with pytest.raises(TrainingInterrupted):
+        train(config, Kill(signal.SIGTERM))
+    run_dir = max(config.output_dir.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    with pytest.raises(TrainingInterrupted):
+        resume_training(run_dir, callbacks=[Kill(signal.SIGTERM)])
+    resume_training(run_dir)
+    assert outcome(run_dir) == straight
+    assert [note["exact"] for note in read_metadata(context_of(run_dir))["resumed"]] == [True] * 2
+    assert verify_resume(run_dir).different == ()
+
+
+def test_a_resume_without_the_callback_that_changed_the_envs_is_not_exact(make_config: MakeConfig) -> None:
+    config = make_config(env_id=LEVELS["env_id"])
+    first = train(config, chaos_envs.RaiseLevel(updates=1))
+    with pytest.warns(UserWarning, match="callback RaiseLevel is missing, and callbacks have changed the envs"):
+        resume_training(first.run_dir, total_timesteps=192)
+    assert [note["exact"] for note in read_metadata(context_of(first.run_dir))["resumed"]] == [False]
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ("StopAtReturns", r"callbacks: unknown callback 'StopAtReturns'; did you mean 'StopAtReturn'\?"),
+        ("Nonsense", "unknown callback 'Nonsense'; known: StopAtReturn, .* and package.module:Name"),
+        ("no_such_module:Name", "no_such_module cannot be imported"),
+        ("chaos_envs:Nobody", "chaos_envs has no Nobody"),
+        ("chaos_envs:_WALKS", "has no _WALKS"),
+        ("chaos_envs:Reset", "is a GenericAlias: give a class or a function|has no on_train_start"),
+        ("StopAtReturn", "callbacks: StopAtReturn: missing a required argument: 'threshold'; its arguments: threshold"),
+        ({"StopAtReturn": {"limit": 3}}, "StopAtReturn: .*'threshold'|StopAtReturn: got an unexpected"),
+        ({"StopAtReturn": {"threshold": "high"}}, "StopAtReturn with {'threshold': 'high'}: TypeError"),
+        ("pathlib:Path", "callbacks: pathlib:Path with {}: ConfigError: callback .*Path has no on_train_start"),
+    ],
+)
+def test_a_wrong_callback_in_a_config_is_refused_before_anything_starts(
+    make_config: MakeConfig, entry: Any, told: str
+) -> None:
+    config = make_config(callbacks=[entry])
+    for start in (train, get_algorithm_spec("ppo").plan_fn):
+        with pytest.raises(ConfigError, match=told):
+            start(config)
+    assert not config.output_dir.exists()
+
+
+class Local(Callback):
+    """A class that other processes find."""
+
+
+@pytest.mark.parametrize(
+    "entry", [3, {}, {"a": {}, "b": {}}, {"StopAtReturn": [1]}, {"StopAtReturn": {1: 2}}, "", [Local]]
+)
+def test_an_entry_that_is_no_callback_is_refused_with_the_config(make_config: MakeConfig, entry: Any) -> None:
+    with pytest.raises(ConfigError, match=r"callbacks\.0"):
+        make_config(callbacks=[entry])
+
+
+def test_a_class_may_be_given_in_place_of_its_name(make_config: MakeConfig) -> None:
+    config = make_config(callbacks=[Local, (StopAtReturn, {"threshold": 5.0})])
+    assert config.callbacks == (
+        "test_callbacks:Local",
+        {"rl_training.runtime.callbacks:StopAtReturn": {"threshold": 5.0}},
+    )
+
+    class Inner(Callback):
+        pass
+
+    with pytest.raises(ConfigError, match="the class Inner was defined in a script or notebook: move it to a module"):
+        make_config(callbacks=[Inner])

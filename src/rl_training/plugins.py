@@ -1,5 +1,6 @@
 """Import objects of other packages, which a config names as `package.module:Name`."""
 
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -21,6 +22,40 @@ _LAMBDA = "lambda_"
 def is_object_path(path: str) -> bool:
     """Return whether a string has the form `package.module:Name`."""
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", path) is not None
+
+
+Entry = str | dict[str, dict[str, Any]]
+"""An entry of a list in a config: the name of an object, or a map from the name to keyword arguments."""
+
+
+def split_entry(entry: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the object and the keyword arguments of an entry, which may also be given as `(object, kwargs)`."""
+    if isinstance(entry, tuple) and len(entry) == 2:
+        named, kwargs = entry
+    elif isinstance(entry, dict) and len(entry) == 1:
+        named, kwargs = next(iter(entry.items()))
+    elif isinstance(entry, (str, type, FunctionType)):
+        named, kwargs = entry, {}
+    else:
+        raise ValueError("give a name, or a map with one key: the name, and its keyword arguments")
+    kwargs = {} if kwargs is None else kwargs  # YAML reads nothing after the colon as null
+    if not isinstance(kwargs, dict) or not all(isinstance(key, str) for key in kwargs):
+        raise ValueError(f"give the keyword arguments of {named} as a map of names to values")
+    return named, kwargs
+
+
+def find_argument_problem(make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Say why a class or function cannot be called with these arguments; none if it can."""
+    try:
+        signature = inspect.signature(make)
+    except ValueError:  # not known for some classes written in C
+        return None
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        taken = ", ".join(list(signature.parameters)[len(args) :]) or "none"
+        return f"{error}; its arguments: {taken}"
+    return None
 
 
 _local_objects: dict[str, Any] = {}  # those that were defined in a script or notebook, by their path

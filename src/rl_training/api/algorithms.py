@@ -14,7 +14,7 @@ from rl_training.experiment.checkpointing import (
     load_checkpoint,
     open_checkpoint,
     open_without_experience,
-    save_checkpoint,
+    save_model,
     with_experience,
 )
 from rl_training.experiment.config import TrainConfig, plain_config
@@ -29,16 +29,21 @@ from rl_training.runtime.types import MetricDict
 from rl_training.runtime.workflows import Fork, budget_layer, checkpoint_config, continued_config
 
 
-class _ResultCollector(Callback):
-    """A callback that collects the result of a run, even if the run fails or is interrupted."""
+class _RunObserver(Callback):
+    """A callback that keeps the run in progress, and its result even if it fails or is interrupted."""
 
-    def __init__(self, results: list[TrainResult]) -> None:
-        self._results = results
+    def __init__(self) -> None:
+        self.trainer: TrainerState | None = None
+        self.result: TrainResult | None = None
+
+    def on_train_start(self, trainer: TrainerState) -> None:
+        """Keep the run in progress."""
+        self.trainer = trainer
 
     def on_train_end(self, trainer: TrainerState, result: TrainResult) -> None:
-        """Store the result."""
+        """Keep the result."""
         del trainer
-        self._results.append(result)
+        self.result = result
 
 
 class Algorithm:
@@ -61,6 +66,7 @@ class Algorithm:
         self._state: CheckpointState | None = None
         self._loaded_from = Path()
         self._agent: Agent | None = None
+        self._observer = _RunObserver()
 
     @classmethod
     def for_env(cls, env: Any, **options: Any) -> Self:
@@ -94,8 +100,8 @@ class Algorithm:
 
         A model that has already learned or was loaded continues its training, which needs a larger budget.
         """
-        results: list[TrainResult] = []
-        listeners = [*(callbacks or ()), _ResultCollector(results)]
+        self._observer = _RunObserver()
+        listeners = [self._observer, *(callbacks or ())]
         try:
             if self._state is not None:
                 self.config = continued_config(self._state, [budget_layer(total_timesteps)])
@@ -105,16 +111,19 @@ class Algorithm:
                 self.config = TrainConfig(**{**plain_config(self.config), "total_timesteps": total_timesteps})
             return DefaultExperimentManager().setup(self.config, listeners).train()
         finally:  # after an interrupted or failed run, the model is the one that the run saved
-            if results and results[0].checkpoint_path.exists():
-                self._state, self._agent = load_checkpoint(results[0].checkpoint_path), None
+            result = self._observer.result
+            self._observer = _RunObserver()
+            if result is not None and result.checkpoint_path.exists():
+                self._state, self._agent = load_checkpoint(result.checkpoint_path), None
 
     def save(self, path: Path | str) -> Path:
         """Write the trained model to a checkpoint file that `load` and the command line can read."""
+        if self._observer.trainer is not None:
+            return self._observer.trainer.save(path)
         if self._state is None:
             raise TrainingStateError("there is nothing to save yet: call learn() first")
-        target = Path(path)
         self._state = with_experience(self._state, self._loaded_from)
-        return save_checkpoint(target if target.suffix else target.with_suffix(".pt"), self._state)
+        return save_model(path, self._state)
 
     @classmethod
     def load(
@@ -143,12 +152,16 @@ class Algorithm:
         """Return the action for one observation (an `int` if it is discrete), or one action per row of a batch.
 
         An agent that was trained with masks of legal actions needs those of these observations, unless they are a part
-        of them.
+        of them. While `learn` runs, callbacks get the actions of the weights as they are now.
         """
+        if self._observer.trainer is not None:
+            return self._observer.trainer.predict(obs, deterministic, action_masks)
         return self._spec.predict_fn(self._live_agent(), obs, deterministic, action_masks)
 
     def evaluate(self, num_episodes: int = 10) -> MetricDict:
         """Play whole episodes with the most likely actions, and return statistics of their returns and lengths."""
+        if self._observer.trainer is not None:
+            return self._observer.trainer.evaluate(num_episodes)
         return self._spec.evaluate_fn(self._live_agent(), num_episodes)
 
     def _live_agent(self) -> Agent:

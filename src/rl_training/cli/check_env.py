@@ -9,7 +9,7 @@ from rl_training.errors import ConfigError
 from rl_training.trust import guarded_imports
 
 if TYPE_CHECKING:
-    from rl_training.experiment.wrappers import WrapperEntry
+    from rl_training.plugins import Entry
 
 
 def check_env(
@@ -54,7 +54,7 @@ def check_env(
     from rl_training.envs.checks.checking import check_environment
     from rl_training.envs.checks.findings import Subject
     from rl_training.experiment.sources import read_assignments
-    from rl_training.experiment.wrappers import split_entry
+    from rl_training.plugins import split_entry
 
     applied = [_read_wrapper(text) for text in wrappers or []]
     subject = Subject(env_id, read_assignments(assignments or []).values, steps, seed, applied)
@@ -64,7 +64,7 @@ def check_env(
     return FAILED if report.has_problem else 0
 
 
-def _read_wrapper(text: str) -> "WrapperEntry":
+def _read_wrapper(text: str) -> "Entry":
     from rl_training.experiment.sources import read_value
     from rl_training.experiment.wrappers import read_wrapper
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from rl_training.envs.changes import ChangeLog, EnvChange
 from rl_training.envs.samples import MAX_STEPS_BEFORE, RunningEpisode, SampleRecorder
 from rl_training.errors import EnvironmentStepError, TrainingStateError
 from rl_training.streams import derive_seed
@@ -24,6 +26,7 @@ ResetResult = tuple[Any, dict[str, Any]]
 StepResult = tuple[Any, DoubleArray, BoolArray, BoolArray, dict[str, Any]]
 VectorReset = Callable[[BoolArray, list[int | None], dict[str, Any] | None], ResetResult]
 
+_MANY_CALLS = 1_000  # of env methods by callbacks; all of them are kept and repeated
 MAX_REPLAYED_STEPS = 100_000  # actions kept per running episode: a few megabytes, and seconds to replay
 
 
@@ -53,6 +56,9 @@ class EpisodeTracker:
         """Whether the envs may not match these counts, because a step or a reset failed halfway."""
         self.recorder = SampleRecorder()
         self._history: list[Array] = []  # actions [env, ...] of the newest vector steps
+        self.changes = [ChangeLog()] * num_envs
+        """[env]; the changes that callbacks made."""
+        self._changed = False
 
     def reset(self, vector_reset: VectorReset, seed: Seeds, options: dict[str, Any] | None) -> ResetResult:
         """Reset envs through `vector_reset`; if `seed` is none, every episode gets its own derived seed."""
@@ -71,6 +77,9 @@ class EpisodeTracker:
         self.ended[mask] = False
         self._started_at[mask] = time.perf_counter()
         self._drop_old_actions()
+        if self._changed:
+            logs = zip(self.changes, mask, strict=True)
+            self.changes = [log.next_episode() if starts else log for log, starts in logs]
         if self.recorder.recording:
             self.recorder.record_reset(np.flatnonzero(mask).tolist(), seeds, result[0])
         return result
@@ -135,6 +144,25 @@ class EpisodeTracker:
             "_episode": ended.copy(),
         }
 
+    def begin_change(self) -> None:
+        """Prepare a change of all envs; refuse if an env has ended or a step, reset or change failed halfway."""
+        if self.out_of_sync or self.ended.any():
+            raise TrainingStateError("a step, reset or change failed halfway: the envs cannot be changed now")
+        self.out_of_sync = True
+
+    def finish_change(self, change: EnvChange) -> None:
+        """Record a change that all envs have got."""
+        self.out_of_sync, self._changed = False, True
+        steps = zip(self.changes, self.lengths.tolist(), strict=True)
+        self.changes = [log.add(step, change) for log, step in steps]
+        self.recorder.record_change(change)
+        if change.is_call and self.changes[0].num_calls == _MANY_CALLS:
+            warnings.warn(
+                f"callbacks have called methods of the envs {_MANY_CALLS:,} times; every checkpoint stores all calls, "
+                "and every restored env repeats them: use set_attr, which keeps only the newest values",
+                stacklevel=4,
+            )
+
     def begin_samples(self, states: list[Any], obs: Any) -> None:
         """Start to record samples of some envs; `states` [env] are the results of the envs' own `get_state()`."""
         candidates = [
@@ -153,6 +181,7 @@ class EpisodeTracker:
             episode_return=float(self.returns[index]),
             actions=self._recent_actions(index, np.array(self._history)),
             state=state,
+            changes=self.changes[index],
         )
 
     def _recent_actions(self, index: int, history: Array) -> Array | None:
@@ -170,6 +199,11 @@ class EpisodeTracker:
     def locate_reset(self, index: int, seed: int | None) -> str:
         """Describe the episode that an env is about to begin, for messages."""
         return reset_place(self.first_env + index, self.episode_numbers[index] + 1, seed)
+
+    def locate_visit(self, index: int) -> str:
+        """Describe the moment at which a callback reads or changes an env, for messages."""
+        episode, seed, steps = self.episode_numbers[index], self.seeds[index], self.lengths[index]
+        return f"env {self.first_env + index}, episode {episode} (seed {seed}), a callback after step {steps}"
 
     def locate_restore(self, index: int) -> str:
         """Describe the episode to which an env is restored, for messages."""
@@ -197,7 +231,9 @@ class EpisodeTracker:
         num_envs = len(self.lengths)
         history = np.array(self._history)
         recent = [self._recent_actions(index, history) for index in range(num_envs)]
+        changes = {"changes": [log.state_dict() for log in self.changes]} if self._changed else {}
         return {
+            **changes,
             "episode_numbers": self.episode_numbers.tolist(),
             "seeds": list(self.seeds),
             "lengths": self.lengths.tolist(),
@@ -220,6 +256,8 @@ class EpisodeTracker:
         self.out_of_sync = True
         self.recorder.stop()
         self._started_at[:] = time.perf_counter()
+        self.changes = [ChangeLog.from_state(log) for log in state.get("changes", [None] * len(numbers))]
+        self._changed = "changes" in state
         self._history = _merge_actions([None if one is None else one.numpy() for one in state["actions"]])
 
 

@@ -20,8 +20,8 @@ from rl_training.envs.restore import AnyEnv
 from rl_training.errors import ConfigError, EnvironmentSetupError, RLTrainingError, describe_error
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.validation import nearest_name
-from rl_training.experiment.wrappers import WrapperEntry, check_arguments, find_gymnasium_wrapper, split_entry
-from rl_training.plugins import import_object, innermost_function, is_object_path
+from rl_training.experiment.wrappers import check_arguments, find_gymnasium_wrapper
+from rl_training.plugins import Entry, import_object, innermost_function, is_object_path, split_entry
 from rl_training.signals import SignalExit
 from rl_training.trust import admit_env_module
 
@@ -41,7 +41,7 @@ def make_single_env(
     env_kwargs: dict[str, Any],
     action_mask: str = "off",
     frame_stack: int = 1,
-    wrappers: Sequence[WrapperEntry] = (),
+    wrappers: Sequence[Entry] = (),
 ) -> AnyEnv:
     """Make one environment whose observations and actions are arrays; the caller closes it."""
     env = make_raw_env(env_id, env_kwargs, wrappers)
@@ -50,7 +50,7 @@ def make_single_env(
     return PackedEnv(env, action_mask) if needs_packing(env, action_mask) else env
 
 
-def make_raw_env(env_id: str, env_kwargs: dict[str, Any], wrappers: Sequence[WrapperEntry] = ()) -> AnyEnv:
+def make_raw_env(env_id: str, env_kwargs: dict[str, Any], wrappers: Sequence[Entry] = ()) -> AnyEnv:
     """Make one environment by its id or factory, inside the wrappers; the caller closes it."""
     env = _make_inner(env_id, env_kwargs)
     try:

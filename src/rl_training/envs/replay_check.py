@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_training.envs.changes import ChangeLog, PendingChanges
 from rl_training.envs.checks.findings import random_actions
 from rl_training.envs.packed import make_legal
 from rl_training.envs.restore import AnyEnv, restore_env, to_space_dtype
@@ -110,7 +111,9 @@ def sample_difference(make_env: EnvFactory, sample: ReplaySample) -> str | None:
 
 def _first_difference(env: AnyEnv, sample: ReplaySample) -> str | None:
     checksum, next_seed = 0, sample.next_seed
+    changes = PendingChanges(env, ChangeLog(during=sample.changes), env.reset)
     for step, (action, expected) in enumerate(zip(sample.actions, sample.checksums, strict=True), start=1):
+        changes.make_before(step)
         obs, reward, terminated, truncated, _ = env.step(deepcopy(action))
         checksum = add_checksum(checksum, to_space_dtype(env, obs), float(reward), bool(terminated), bool(truncated))
         if (terminated or truncated) and next_seed is not None:

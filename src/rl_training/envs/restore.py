@@ -6,16 +6,18 @@ object would be silently wrong for simulators that keep their state outside of P
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import Env
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit
 
+from rl_training.envs.changes import PendingChanges
 from rl_training.envs.packed import PackedEnv
+from rl_training.envs.plain import pack_state, unpack_state
 from rl_training.envs.samples import RunningEpisode
-from rl_training.errors import CheckpointError, describe_error
+from rl_training.errors import describe_error
 
 AnyEnv = Env[Any, Any]
 
@@ -42,10 +44,15 @@ def restore_env(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Rest
 
 def restore_or_raise(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
     """Restore `env` to the newest step of `episode`; it must then show `expected_obs` and have the same return."""
-    reason = why_not_restorable(episode)
-    if reason:
-        return Restored(None, reason)
-    return _replay(env, episode, expected_obs) if episode.state is None else _set_state(env, episode, expected_obs)
+    changes = PendingChanges(env, episode.changes, partial(env.reset, seed=episode.seed))
+    try:
+        reason = why_not_restorable(episode)
+        if reason:
+            return Restored(None, reason)
+        restore = _replay if episode.state is None else _set_state
+        return restore(env, episode, expected_obs, changes)
+    finally:
+        changes.make_all()  # also after a failure, because the env then begins a new episode
 
 
 def why_not_restorable(episode: RunningEpisode) -> str | None:
@@ -57,10 +64,12 @@ def why_not_restorable(episode: RunningEpisode) -> str | None:
     return None
 
 
-def _replay(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
+def _replay(env: AnyEnv, episode: RunningEpisode, expected_obs: Any, changes: PendingChanges) -> Restored:
+    changes.make_before_episode()
     obs, _ = env.reset(seed=episode.seed)
     total = 0.0
     for step, action in enumerate(episode.actions if episode.actions is not None else (), start=1):
+        changes.make_before(step)
         obs, reward, terminated, truncated, _ = env.step(action)
         total += float(reward)
         if terminated or truncated:
@@ -78,11 +87,13 @@ def to_space_dtype(env: AnyEnv, obs: Any) -> Any:
     return obs if space.shape is None else np.asarray(obs, dtype=space.dtype)
 
 
-def _set_state(env: AnyEnv, episode: RunningEpisode, expected_obs: Any) -> Restored:
+def _set_state(env: AnyEnv, episode: RunningEpisode, expected_obs: Any, changes: PendingChanges) -> Restored:
     own = own_state(env)
     if own is None:
         return Restored(None, "it no longer has get_state() and set_state()")
+    changes.make_before_episode()
     env.reset(seed=episode.seed)
+    changes.make_all()  # before the state is set, which contains what they have done since
     own.set(unpack_state(episode.state), episode)
     if not same_values(pack_state(own.get()), episode.state):
         return Restored(None, "its set_state() does not restore what get_state() returned")
@@ -141,32 +152,6 @@ def _emulator_state(emulator: Any) -> OwnState:
         emulator.np_random.bit_generator.state = state["generator"]
 
     return OwnState(get, set_back)
-
-
-def pack_state(state: Any) -> Any:
-    """Convert arrays to tensors and tuples to lists, for a checkpoint; refuse values that are not plain."""
-    if isinstance(state, (np.ndarray, np.generic)):
-        return torch.from_numpy(np.array(state))
-    if isinstance(state, dict):
-        return {key: pack_state(value) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return [pack_state(value) for value in state]
-    if state is None or isinstance(state, (bool, int, float, str, bytes)):
-        return state
-    raise CheckpointError(
-        f"get_state() of the environment contains a {type(state).__name__}: return only arrays and plain values"
-    )
-
-
-def unpack_state(state: Any) -> Any:
-    """Undo `pack_state`; tuples stay lists."""
-    if isinstance(state, torch.Tensor):
-        return state.numpy().copy()
-    if isinstance(state, dict):
-        return {key: unpack_state(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [unpack_state(value) for value in state]
-    return state
 
 
 def same_values(left: Any, right: Any) -> bool:

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rl_training.envs.changes import ChangeLog, EnvChange
+
 Array = npt.NDArray[Any]
 
 KEPT_SAMPLES = 16
@@ -31,6 +33,8 @@ class RunningEpisode:
     """[step, ...]; none if the episode is too long to keep them."""
     state: Any = None
     """The result of the env's own `get_state()`, if it has one."""
+    changes: ChangeLog = field(default_factory=ChangeLog)
+    """The changes that callbacks made to the env."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +52,29 @@ class ReplaySample:
     """[step]; the checksum of all observations, rewards and endings up to that step."""
     next_seed: int | None
     """The seed of the next episode, if the sample reaches it."""
+    changes: tuple[tuple[int, EnvChange], ...] = ()
+    """The changes that callbacks made to the env, each with the number of the sample's steps before it."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sample as tensors and plain values."""
         taken = self.start.actions
         start = {**vars(self.start), "actions": None if taken is None else torch.from_numpy(taken)}
+        start["changes"] = self.start.changes.state_dict()
         arrays = {"obs": torch.from_numpy(self.obs), "actions": torch.from_numpy(self.actions)}
-        return {**vars(self), **arrays, "start": start, "checksums": list(self.checksums)}
+        changes = ChangeLog(during=self.changes).state_dict()
+        return {**vars(self), **arrays, "start": start, "checksums": list(self.checksums), "changes": changes}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "ReplaySample":
         """Rebuild a sample from the result of `state_dict`."""
         taken = state["start"]["actions"]
-        start = RunningEpisode(**{**state["start"], "actions": None if taken is None else taken.numpy()})
+        earlier = ChangeLog.from_state(state["start"].get("changes"))
+        actions = None if taken is None else taken.numpy()
+        start = RunningEpisode(**{**state["start"], "actions": actions, "changes": earlier})
         arrays = {"obs": state["obs"].numpy(), "actions": state["actions"].numpy()}
-        return cls(**{**state, **arrays, "start": start, "checksums": tuple(state["checksums"])})
+        changes = ChangeLog.from_state(state.get("changes")).during
+        checksums = tuple(state["checksums"])
+        return cls(**{**state, **arrays, "start": start, "checksums": checksums, "changes": changes})
 
 
 def add_checksum(checksum: int, obs: Any, *numbers: float) -> int:
@@ -82,6 +94,7 @@ class _OpenSample:
     checksums: list[int] = field(default_factory=list)
     next_seed: int | None = None
     num_next_episode_steps: int = 0
+    changes: list[tuple[int, EnvChange]] = field(default_factory=list)
 
     def add_step(self, action: Array, obs: Any, *numbers: float) -> None:
         """Add one step of the env."""
@@ -97,7 +110,13 @@ class _OpenSample:
     def close(self) -> ReplaySample:
         """Return what has been recorded so far."""
         return ReplaySample(
-            self.start, self.episode_number, self.obs, np.array(self.actions), tuple(self.checksums), self.next_seed
+            start=self.start,
+            episode_number=self.episode_number,
+            obs=self.obs,
+            actions=np.array(self.actions),
+            checksums=tuple(self.checksums),
+            next_seed=self.next_seed,
+            changes=tuple(self.changes),
         )
 
 
@@ -149,6 +168,11 @@ class SampleRecorder:
             sample = self._open.get(index)
             if sample is not None and sample.actions:
                 sample.add_reset(seeds[index], obs[index])
+
+    def record_change(self, change: EnvChange) -> None:
+        """Add a change that a callback made to all envs."""
+        for sample in self._open.values():
+            sample.changes.append((len(sample.actions), change))
 
     def samples(self) -> tuple[ReplaySample, ...]:
         """Return the recorded samples, the oldest first, unfinished ones last."""

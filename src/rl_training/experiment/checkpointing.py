@@ -72,6 +72,12 @@ def save_checkpoint(path: Path | str, state: CheckpointState) -> Path:
     return target
 
 
+def save_model(path: Path | str, state: CheckpointState) -> Path:
+    """Write a checkpoint into a single file, which gets the suffix `.pt` if its name has none."""
+    target = Path(path)
+    return save_checkpoint(target if target.suffix else target.with_suffix(".pt"), state)
+
+
 def save_run_checkpoint(path: Path, state: CheckpointState, store: SegmentStore) -> Path:
     """Write a checkpoint of a run, and its new transitions into the run's segment store.
 

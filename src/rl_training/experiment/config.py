@@ -19,8 +19,8 @@ from rl_training.experiment.validation import (
     to_plain,
     validate_section,
 )
-from rl_training.experiment.wrappers import WrapperEntry, read_wrapper, split_entry
-from rl_training.plugins import callable_path, is_object_path, object_path
+from rl_training.experiment.wrappers import read_wrapper
+from rl_training.plugins import Entry, callable_path, is_local, is_object_path, object_path, split_entry
 
 ParamsT = TypeVar("ParamsT", bound=StrictModel)
 
@@ -34,7 +34,7 @@ def _check_vectorization(kind: str) -> str:
     return kind
 
 
-def _check_wrapped(wrappers: tuple[WrapperEntry, ...], info: ValidationInfo) -> tuple[WrapperEntry, ...]:
+def _check_wrapped(wrappers: tuple[Entry, ...], info: ValidationInfo) -> tuple[Entry, ...]:
     kind = info.data.get("vectorization", "auto")
     if wrappers and kind not in ("sync", "async", "auto"):
         raise ValueError(f"vectorization={kind!r} cannot apply wrappers: use sync, async or auto")
@@ -81,6 +81,20 @@ def _check_threads(value: Any) -> Any:
     if value != "auto" and not (type(value) is int and 1 <= value <= MAX_THREADS):
         raise ValueError(f"give a number from 1 to {MAX_THREADS}, or auto")
     return value
+
+
+def _read_callback(entry: Any) -> Entry:
+    """Return an entry of `callbacks` in its plain form: the name, or a map from the name to keyword arguments."""
+    made, kwargs = split_entry(entry)
+    name = object_path(made)
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"give the name or the class of a callback, not {made!r}")
+    if is_local(name):
+        raise ValueError(
+            f"the class {name.partition(':')[2]} was defined in a script or notebook: move it to a module, or give an "
+            "object to learn(callbacks=[...])"
+        )
+    return {name: to_plain(kwargs)} if kwargs else name
 
 
 def _check_unique(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -163,7 +177,7 @@ class TrainConfig(StrictModel):
     an entry of a Dict observation. `auto` finds out. `off` ignores masks.
     """
     wrappers: Annotated[
-        tuple[Annotated[WrapperEntry, BeforeValidator(read_wrapper)], ...], AfterValidator(_check_wrapped)
+        tuple[Annotated[Entry, BeforeValidator(read_wrapper)], ...], AfterValidator(_check_wrapped)
     ] = ()
     """Wrappers around each env, in training and evaluation, the innermost first.
 
@@ -206,6 +220,12 @@ class TrainConfig(StrictModel):
     trackers: Annotated[tuple[TrackerName, ...], AfterValidator(_check_unique)] = ("tensorboard",)
     """Trackers that get the metrics in addition to `metrics.jsonl`. One that fails is left out, with a warning."""
     tracker_options: TrackerOptions = TrackerOptions()
+    callbacks: tuple[Annotated[Entry, BeforeValidator(_read_callback)], ...] = ()
+    """Callbacks that take part in the run, also after a resume, with their saved state.
+
+    An entry is a callback of this package, such as `StopAtReturn`, or `package.module:Name`, or a map from the name to
+    keyword arguments.
+    """
     algo_kwargs: ParamsDict = Field(default_factory=dict)
     env_kwargs: PlainDict = Field(default_factory=dict)
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from rl_training.algorithms.base import UpdateResult
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, describe_error
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.validation import nearest_name
+from rl_training.plugins import find_argument_problem, import_object, is_object_path, split_entry
 from rl_training.runtime.collector import CollectResult
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
@@ -116,6 +119,14 @@ class CallbackList(Callback):
             if isinstance(callback, Stateful)
         ]
 
+    def find_missing(self, saved: list[dict[str, Any]]) -> list[str]:
+        """Return the names of the callbacks that have a saved state and are not in this list."""
+        waiting = [entry["name"] for entry in saved]
+        for callback in self.callbacks:
+            if type(callback).__qualname__ in waiting:
+                waiting.remove(type(callback).__qualname__)
+        return waiting
+
     def load_state_dict(self, saved: list[dict[str, Any]]) -> None:
         """Load for each callback the saved state of its class; a callback without a saved state starts anew."""
         waiting = list(saved)
@@ -201,6 +212,34 @@ class StopAfterWallTime(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of `state_dict`."""
         self._earlier = float(state["elapsed"])
+
+
+_BUILT_IN: dict[str, type[Callback]] = {
+    kind.__name__: kind for kind in (StopAtReturn, StopWithoutImprovement, StopAfterWallTime)
+}
+
+
+def make_callbacks(config: TrainConfig) -> list[Listener]:
+    """Make the callbacks that a config names; refuse unknown names and wrong arguments."""
+    return [_make_callback(*split_entry(entry)) for entry in config.callbacks]
+
+
+def _make_callback(name: str, kwargs: dict[str, Any]) -> Listener:
+    make = import_object(name, "callbacks") if is_object_path(name) else _BUILT_IN.get(name)
+    if make is None:
+        nearest = nearest_name(name, _BUILT_IN)
+        remedy = f"did you mean '{nearest}'?" if nearest else f"known: {', '.join(_BUILT_IN)}, and package.module:Name"
+        raise ConfigError(f"callbacks: unknown callback '{name}'; {remedy}")
+    if not callable(make):
+        raise ConfigError(f"callbacks: {name} is a {type(make).__name__}: give a class or a function")
+    problem = find_argument_problem(make, (), kwargs)
+    if problem:
+        raise ConfigError(f"callbacks: {name}: {problem}")
+    try:
+        callback: Listener = make(**kwargs)
+        return CallbackList([callback]).callbacks[0]
+    except Exception as error:  # a constructor may raise any error
+        raise ConfigError(f"callbacks: {name} with {kwargs}: {describe_error(error)}") from error
 
 
 @dataclass(frozen=True)

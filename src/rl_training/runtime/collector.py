@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from rl_training.envs.access import EnvAccess
 from rl_training.envs.guard import EnvCalls
 from rl_training.envs.samples import ReplaySample
 from rl_training.envs.vector.protocol import VectorEnv
@@ -43,6 +44,12 @@ class CollectResult:
     last_obs: Any = None
     episodes: tuple[Episode, ...] = ()
 
+    def following(self, earlier: "CollectResult") -> "CollectResult":
+        """Return this collection and an earlier part of it, which a signal or a failure cut short, as one."""
+        episodes = (*earlier.episodes, *self.episodes)
+        num_env_steps = earlier.num_env_steps + self.num_env_steps
+        return CollectResult(num_env_steps, len(episodes), episode_metrics(episodes), self.last_obs, episodes)
+
 
 class Collector(Protocol):
     """Brings experience from some of the envs of a run, which may live elsewhere.
@@ -58,6 +65,10 @@ class Collector(Protocol):
     @property
     def calls(self) -> list[EnvCalls]:
         """The env calls of this process, which a watchdog looks at."""
+
+    @property
+    def env(self) -> EnvAccess:
+        """Access to the envs for callbacks."""
 
     @property
     def has_all_samples(self) -> bool:
@@ -92,6 +103,7 @@ class LocalCollector:
         self._envs, self._actor = envs, actor
         self.obs: Any = None
         self.calls = envs.calls
+        self.env = EnvAccess(envs)
         self._actions: Any = None  # drawn for `obs` and not taken yet: a step that failed is taken again as it was
         self._num_env_steps = 0
         self._episodes: list[Episode] = []

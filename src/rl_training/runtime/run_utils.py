@@ -224,16 +224,17 @@ def save_training_checkpoint(
         buffer_state={} if buffer_state is None else buffer_state,
         trainer_state=trainer_state,
         config=serialize_train_config(config),
-        metadata=_describe_checkpoint(run_context, config, metrics, packages),
+        metadata=describe_checkpoint(run_context, config, metrics, packages),
     )
     name = name or f"step_{trainer_state['global_step']}.pt"
     store = segments or SegmentStore(run_context.replay_dir)
     return save_run_checkpoint(run_context.checkpoints_dir / name, state, store)
 
 
-def _describe_checkpoint(
+def describe_checkpoint(
     run_context: RunContext, config: TrainConfig, metrics: MetricDict, packages: list[str] | None
 ) -> dict[str, Any]:
+    """Return the metadata of a checkpoint: where, when and with which versions it was made."""
     return {
         "run_id": run_context.run_id,
         "metrics": dict(metrics),

@@ -27,6 +27,8 @@ class SavedProgress:
     """The env step at which the newest complete iteration of the loop ended."""
     episodes: tuple[Episode, ...]
     callbacks: list[dict[str, Any]]
+    collected: tuple[int, tuple[Episode, ...]]
+    """Env steps and finished episodes that callbacks have not received yet, because the collection was cut short."""
     collector: dict[str, Any]
     """The state of the envs, and the samples that fresh envs must reproduce for a resume to be exact."""
 
@@ -34,14 +36,17 @@ class SavedProgress:
         """Return the progress as tensors and plain values."""
         state = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "collector"}
         state["episodes"] = [tuple(episode) for episode in self.episodes]
+        state["collected"] = (self.collected[0], [tuple(episode) for episode in self.collected[1]])
         return {**state, **self.collector}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "SavedProgress":
         """Read the progress from a checkpoint's trainer state."""
-        state = {"samples": [], "acting": {}, **state}  # older checkpoints have neither
+        state = {"samples": [], "acting": {}, "collected": (0, []), **state}  # older checkpoints lack these
         values = {field.name: state[field.name] for field in fields(cls) if field.name != "collector"}
         values["episodes"] = tuple(Episode(*episode) for episode in state["episodes"])
+        num_env_steps, episodes = state["collected"]
+        values["collected"] = (num_env_steps, tuple(Episode(*episode) for episode in episodes))
         return cls(**values, collector={name: state[name] for name in _COLLECTOR_FIELDS})
 
     def forked(self) -> "SavedProgress":

@@ -28,7 +28,8 @@ from rl_training.runtime.callbacks import CallbackList
 from rl_training.runtime.collector import Collector, CollectResult, Episode, Transition, episode_metrics
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.exactness import EAGER_NOW, packages_in_use
-from rl_training.runtime.run_utils import TrainingRun, save_training_checkpoint
+from rl_training.runtime.live import RunAccess
+from rl_training.runtime.run_utils import TrainingRun, describe_checkpoint, save_training_checkpoint
 from rl_training.runtime.saved import SavedProgress
 from rl_training.runtime.trainer import Status, TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
@@ -105,6 +106,8 @@ class TrainingSession:
         self.signal_number: int | None = None
         self._run = run
         self.evaluator = Evaluator(config)
+        self.state.live = RunAccess(self.state, parts.learner, self.evaluator, parts.collector.env, self._checkpoint)
+        self._collected = CollectResult(0, 0, {})  # not announced to callbacks yet
         self._episodes: deque[Episode] = deque(maxlen=_RETURN_WINDOW)
         self._evaluation: MetricDict = {}
         self._evaluated_at = -1
@@ -154,17 +157,22 @@ class TrainingSession:
         self.do_due_work()
 
     def collect(self, store: Callable[[Transition], None], until: int) -> None:
-        """Collect up to env step `until` and call the callbacks; count the steps even if an exception is raised."""
+        """Collect up to env step `until` and call the callbacks; count the steps even if an exception is raised.
+
+        Callbacks receive a collection once it is complete, so that they do the same in a run that was interrupted.
+        """
         steps = range(self.state.global_step, until, self.config.num_envs)
         started = perf_counter()
         try:
             self.parts.collector.collect(store, steps, self.interrupted)
         finally:
             self._time_split.add("collect", started)
-            result = self._count_collected()
-        self.callbacks.on_collect_end(self.state, result)
+            self._count_collected()
+        if self.state.global_step >= until:  # otherwise a signal came, and the event follows after a resume
+            result, self._collected = self._collected, CollectResult(0, 0, {})
+            self.callbacks.on_collect_end(self.state, result)
 
-    def _count_collected(self) -> CollectResult:
+    def _count_collected(self) -> None:
         result = self.parts.collector.take_result()
         self.state.global_step += result.num_env_steps
         self.state.num_episodes += result.num_episodes
@@ -172,7 +180,7 @@ class TrainingSession:
             self._episodes.extend(result.episodes)
             averages = episode_metrics(list(self._episodes))
             self.state.metrics |= {f"rollout/{name}": value for name, value in averages.items()}
-        return result
+        self._collected = result.following(self._collected)
 
     @property
     def may_compile(self) -> bool:
@@ -279,16 +287,17 @@ class TrainingSession:
             named[_CUT_EPISODES] = metrics["eval_cut_episodes"]
         self._run.logger.log_metrics(named, step=step)
         self.state.metrics |= named
-        self._keep_best(float(metrics["eval_return_mean"]))
-        self._note_progress()
-        self.callbacks.on_eval_end(self.state, metrics)
-
-    def _keep_best(self, mean_return: float) -> None:
-        best = self.state.best_return
+        mean_return, best = float(metrics["eval_return_mean"]), self.state.best_return
         # Finite rewards may add up to an infinite return, which would stay the best one forever.
-        if math.isfinite(mean_return) and (best is None or mean_return > best):
+        is_best = math.isfinite(mean_return) and (best is None or mean_return > best)
+        if is_best:
             self.state.best_return = mean_return
-            self._write_checkpoint(name=BEST_NAME)
+        try:
+            self.callbacks.on_eval_end(self.state, metrics)
+        finally:
+            if is_best:  # after the event, which a run that is resumed from this checkpoint does not repeat
+                self._write_checkpoint(name=BEST_NAME)
+            self._note_progress()
 
     def _checkpoint_overdue(self) -> bool:
         limit = self.config.checkpoint_seconds
@@ -325,6 +334,17 @@ class TrainingSession:
         finally:
             self.saving = False
 
+    def _checkpoint(self) -> CheckpointState:
+        """Return the whole state of the run for a file of its own."""
+        context, packages = self._run.run_context, packages_in_use(self.parts.learner)
+        return CheckpointState(
+            algorithm_state=self.parts.learner.state_dict(),
+            buffer_state=self.parts.buffer.state_dict(),
+            trainer_state=self._progress().state_dict(),
+            config=plain_config(self.config),
+            metadata=describe_checkpoint(context, self.config, self.final_metrics(), packages),
+        )
+
     def _progress(self) -> SavedProgress:
         return SavedProgress(
             global_step=self.state.global_step,
@@ -339,6 +359,7 @@ class TrainingSession:
             iterated_at=self.iterated_at,
             episodes=tuple(self._episodes),
             callbacks=self.callbacks.state_dict(),
+            collected=(self._collected.num_env_steps, self._collected.episodes),
             collector=self.parts.collector.state_dict(),
         )
 
@@ -354,6 +375,8 @@ class TrainingSession:
         self._logged_at_step, self.iterated_at = saved.logged_at, saved.iterated_at
         self._due = list(saved.due)
         self._episodes.extend(saved.episodes)
+        num_env_steps, episodes = saved.collected
+        self._collected = CollectResult(num_env_steps, len(episodes), {}, episodes=episodes)
         self.callbacks.load_state_dict(saved.callbacks)
 
     def final_metrics(self) -> MetricDict:
@@ -431,12 +454,14 @@ class TrainingSession:
             wall_seconds=round(self._earlier_seconds + time.monotonic() - self._started_at_time, 3),
             **notes,
         )
+        self.state.ended = True
         if not self._announced_end:  # if a callback fails in on_train_end, the event must not be repeated
             self._announced_end = True
             self.callbacks.on_train_end(self.state, result)
 
     def close(self) -> None:
-        """Release files and evaluation envs."""
+        """Release files and evaluation envs; callbacks can no longer use the run."""
+        self.state.live = None
         try:
             self.evaluator.close()
         finally:

@@ -29,7 +29,7 @@ from rl_training.experiment.runs import check_output_dir, update_metadata
 from rl_training.experiment.trackers.opening import check_trackers
 from rl_training.runtime.agents import evaluate_agent, predict_action
 from rl_training.runtime.algorithm import AlgorithmSpec, TrainFn
-from rl_training.runtime.callbacks import CallbackList, Listener
+from rl_training.runtime.callbacks import CallbackList, Listener, make_callbacks
 from rl_training.runtime.exactness import check_replays, find_differences
 from rl_training.runtime.plan import TrainingPlan
 from rl_training.runtime.run_utils import (
@@ -92,6 +92,7 @@ def define_algorithm(
         return make_learner(resolve(config), learner_setup(config, observation_space, action_space))
 
     def make_plan(config: TrainConfig, params: ParamsT | None = None) -> TrainingPlan:
+        make_callbacks(config)  # refuses what cannot be made
         with closing(make_env(config, 0)) as env:
             setup = learner_setup(config, env.observation_space, env.action_space)
         check_num_envs(config)
@@ -162,6 +163,7 @@ def _build_train_fn(
         params: Any = None,
     ) -> TrainResult:
         params = resolve(config) if params is None else params
+        listeners = CallbackList([*make_callbacks(config), *(callbacks or ())])
         config = with_resolved_compile(with_resolved_params(config, params), params)
         output_dir = config.output_dir.absolute()  # an env may change the working directory
         if lock is None:
@@ -177,7 +179,7 @@ def _build_train_fn(
             limit = _evaluation_limit(config)
             decisions = {"num_threads": threads, "vectorization": vectorization, "action_mask": mask}
             decisions["eval_max_steps"] = limit
-            listeners, scheduled = CallbackList(callbacks), params.scheduled_names()
+            scheduled = params.scheduled_names()
             options = RunOptions(run_suffix, checkpoint_state, listeners, output_dir, lock, decisions, scheduled)
             parts = wire(config, params, envs)
             with _running_session(config, parts, options) as session:
@@ -229,7 +231,7 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
         parts.collector.start()
         run = create_training_run(config, options.run_suffix, output_dir=options.output_dir)
         return TrainingSession(config, parts, run, options.callbacks)
-    progress, note = _restore(config, parts, saved, options.scheduled)
+    progress, note = _restore(config, parts, saved, options)
     with refusing_misfits(config):
         parent = {"run_id": saved.metadata["run_id"], "step": progress.global_step}
     if options.lock is not None:
@@ -247,7 +249,7 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
 
 
 def _restore(
-    config: TrainConfig, parts: TrainingParts, saved: CheckpointState, scheduled: Sequence[str]
+    config: TrainConfig, parts: TrainingParts, saved: CheckpointState, options: RunOptions
 ) -> tuple[SavedProgress, ResumeNote]:
     """Bring learner, buffer and envs to where the checkpoint was written, and note why that may not be exact."""
     with refusing_misfits(config):
@@ -258,10 +260,21 @@ def _restore(
         unrepeatable = check_replays(config, samples)  # before the envs of this process do anything
         given_up = parts.collector.restore(progress.collector)
     failures = [f"env {index} began a new episode, because {why}" for index, why in given_up.items()]
-    differences = find_differences(config, saved, scheduled)
-    note = ResumeNote(progress.global_step, (*failures, *unrepeatable, *differences))
-    if failures or unrepeatable:
+    differences = find_differences(config, saved, options.scheduled)
+    missing = _missing_callbacks(progress, options.callbacks)
+    note = ResumeNote(progress.global_step, (*failures, *unrepeatable, *missing, *differences))
+    if failures or unrepeatable or missing:
         warnings.warn(str(note), stacklevel=2)
     if failures:
         parts.buffer.cut(list(given_up), progress.collector["obs"].numpy())
     return progress, note
+
+
+def _missing_callbacks(progress: SavedProgress, callbacks: CallbackList) -> list[str]:
+    """Name the callbacks that are missing in a resumed run whose envs they may have changed."""
+    if "changes" not in progress.collector["envs"]:
+        return []
+    return [
+        f"callback {name} is missing, and callbacks have changed the envs"
+        for name in callbacks.find_missing(progress.callbacks)
+    ]

@@ -314,7 +314,6 @@ def verify_resume(run_dir: Path) -> Verification:
             "verify",
             {
                 "output_dir": directory,
-                "eval_episodes": 0,
                 "checkpoint_interval": 0,
                 "checkpoint_seconds": 0.0,
                 "trackers": [],
@@ -323,6 +322,8 @@ def verify_resume(run_dir: Path) -> Verification:
         state = load_checkpoint(path)
         run_layer = Layer("run", _config_after(context, step_of(path), state))
         config = continued_config(state, [run_layer, quiet], force=True)
+        if not config.callbacks:  # they may depend on evaluations
+            config = config.model_copy(update={"eval_episodes": 0})
         result = Fork(config, state).train(callbacks=[_StopAtStep(following[-1])])
         computed = read_digests(context_of(result.run_dir))
     equal = tuple(step for step in following if computed.get(step) == stored[step])

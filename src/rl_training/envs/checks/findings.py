@@ -10,7 +10,7 @@ from gymnasium import spaces
 from rl_training.envs.making import make_raw_env
 from rl_training.envs.restore import AnyEnv
 from rl_training.errors import describe_error
-from rl_training.experiment.wrappers import WrapperEntry
+from rl_training.plugins import Entry
 from rl_training.streams import derive_seed
 
 Status = Literal["ok", "warning", "problem"]
@@ -36,7 +36,7 @@ class Subject:
     env_kwargs: dict[str, Any]
     steps: int
     seed: int
-    wrappers: Sequence[WrapperEntry] = ()
+    wrappers: Sequence[Entry] = ()
 
     @property
     def short_steps(self) -> int:

@@ -1,11 +1,12 @@
 """A vector of envs that are stepped together in one call, such as Gymnasium's CartPole in NumPy."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium import Env
 
+from rl_training.envs.changes import Answer, ChangeLog, PendingChanges
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds, StepResult
 from rl_training.envs.guard import ENV_FAILURES, RESET_PATIENCE, STEP_PATIENCE, EnvCalls
 from rl_training.envs.restore import same_values, why_not_restorable
@@ -83,18 +84,26 @@ class BatchedVectorEnv:
         if replayed:
             longest = max(replayed, key=lambda index: replayed[index].length)
             with self._calls.slow(self.tracker.locate_restore, longest, replayed[longest].length):
-                failures |= self._replay(replayed, last_obs)
+                failures |= self._replay(replayed, last_obs, replayed[longest].changes)
+        else:
+            with self._calls.slow(self.tracker.locate_restore):
+                self._pending(self.tracker.changes[0], [0] * self.num_envs).make_all()
         return Restoration(self.tracker.finish_restore(failures, self.reset, lambda: self._obs), failures)
 
-    def _replay(self, episodes: Mapping[int, RunningEpisode], last_obs: Any) -> dict[int, str]:
-        """Play all episodes again so that they reach their newest step together; return which failed, and why."""
+    def _replay(self, episodes: Mapping[int, RunningEpisode], last_obs: Any, log: ChangeLog) -> dict[int, str]:
+        """Play all episodes again so that they reach their newest step together; return which failed, and why.
+
+        `log` has the changes of the longest episode. It includes those of all others, which began later.
+        """
         lengths = np.zeros(self.num_envs, np.int64)
         seeds: list[int | None] = [0] * self.num_envs
         for index, episode in episodes.items():
             lengths[index], seeds[index] = episode.length, episode.seed
-        remaining = int(lengths.max())
+        longest = remaining = int(lengths.max())
         returns = np.zeros(self.num_envs)
         failures: dict[int, str] = {}
+        changes = self._pending(log, seeds)
+        changes.make_before_episode()
         waits = np.ones(self.num_envs, np.bool_)  # for the step at which the env's own episode begins
         obs = self._begin(waits, seeds)
         while True:
@@ -102,6 +111,7 @@ class BatchedVectorEnv:
             if begins.any():
                 obs = self._begin(begins, seeds)
                 waits &= ~begins
+            changes.make_before(longest - remaining + 1)
             if remaining == 0:
                 break
             actions = _actions_at(remaining, episodes, self.num_envs)
@@ -122,6 +132,14 @@ class BatchedVectorEnv:
                 text = f"replaying its actions gave the return {returns[index]}, not {episode.episode_return}"
                 failures.setdefault(index, text)
         return failures
+
+    def visit(self, function: Callable[[Any], Answer]) -> list[Answer]:
+        """Call a function with the batched env, and return its answer for every env."""
+        with self._calls.slow(self.tracker.locate_visit):
+            return [function(self._env)] * self.num_envs
+
+    def _pending(self, log: ChangeLog, seeds: list[int | None]) -> PendingChanges:
+        return PendingChanges(self._env, log, lambda: self._begin(np.ones(self.num_envs, np.bool_), seeds))
 
     def _begin(self, mask: BoolArray, seeds: list[int | None]) -> Any:
         chosen = [seed if begins else None for seed, begins in zip(seeds, mask, strict=True)]
@@ -147,7 +165,7 @@ class SingleOfBatch(Env[Any, Any]):
     """One env of a batched kind, as a single env."""
 
     def __init__(self, env: BatchedEnv, max_episode_steps: int | None = None) -> None:
-        self._env = env
+        self.env = env
         self._max_episode_steps = max_episode_steps
         self._num_steps = 0
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
@@ -155,16 +173,16 @@ class SingleOfBatch(Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Begin an episode."""
         self._num_steps = 0
-        obs, _ = self._env.reset(seed=[seed], options={**(options or {}), "reset_mask": np.ones(1, np.bool_)})
+        obs, _ = self.env.reset(seed=[seed], options={**(options or {}), "reset_mask": np.ones(1, np.bool_)})
         return obs[0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Take one step."""
         self._num_steps += 1
-        obs, rewards, terminated, truncated, _ = self._env.step(np.array([action]))
+        obs, rewards, terminated, truncated, _ = self.env.step(np.array([action]))
         cut = self._max_episode_steps is not None and self._num_steps >= self._max_episode_steps
         return obs[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]) or cut, {}
 
     def close(self) -> None:
         """Release what the env holds."""
-        self._env.close()
+        self.env.close()

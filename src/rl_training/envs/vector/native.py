@@ -40,13 +40,13 @@ class SeededCartPole:
         if not has_native(env_id):
             raise EnvironmentSetupError(f"{env_id} has no native vector env: use vectorization sync, async or auto")
         self.num_envs = num_envs
-        self._env: Any = gymnasium.make_vec(
+        self.env: Any = gymnasium.make_vec(
             env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **env_kwargs
         ).unwrapped
-        self._env.action_space = _Pushes([2] * num_envs)
-        self._env.reset(seed=0)  # makes room for the states; every episode draws its own
-        self.single_observation_space = self._env.single_observation_space
-        self.single_action_space = self._env.single_action_space
+        self.env.action_space = _Pushes([2] * num_envs)
+        self.env.reset(seed=0)  # makes room for the states; every episode draws its own
+        self.single_observation_space = self.env.single_observation_space
+        self.single_action_space = self.env.single_action_space
 
     def reset(self, *, seed: list[int | None], options: dict[str, Any]) -> ResetResult:
         """Begin a new episode in the envs that `options["reset_mask"]` marks."""
@@ -55,16 +55,16 @@ class SeededCartPole:
             low, high = maybe_parse_reset_bounds(options, low, high)
         for index in np.flatnonzero(options["reset_mask"]).tolist():
             generator, _ = seeding.np_random(seed[index])
-            self._env.state[:, index] = generator.uniform(low, high, size=4)
-            self._env.steps[index] = 0
-        return self._env.state.T.astype(np.float32), {}
+            self.env.state[:, index] = generator.uniform(low, high, size=4)
+            self.env.steps[index] = 0
+        return self.env.state.T.astype(np.float32), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all envs."""
-        result: tuple[Any, Any, Any, Any, dict[str, Any]] = self._env.step(actions)
-        self._env.prev_done[:] = False  # nothing is reset but by `reset`
+        result: tuple[Any, Any, Any, Any, dict[str, Any]] = self.env.step(actions)
+        self.env.prev_done[:] = False  # nothing is reset but by `reset`
         return result
 
     def close(self) -> None:
         """Release what the envs hold."""
-        self._env.close()
+        self.env.close()

@@ -6,8 +6,9 @@ trajectory is bit for bit that of an undisturbed run.
 
 import multiprocessing
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.util import Finalize
 from typing import Any, NoReturn
 
@@ -15,6 +16,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
+from rl_training.envs.changes import Answer, repeat_changes
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds, StepResult
 from rl_training.envs.guard import REPLAYED_STEP_PATIENCE, RESET_PATIENCE, EnvCalls
 from rl_training.envs.restore import restore_env, restore_or_raise
@@ -45,6 +47,8 @@ class Task:
     """[env]; whether a new worker must restore the env before it gets the command."""
     locate: Callable[[int], str]
     """A function that describes what an env is doing, for messages."""
+    must_repeat: BoolArray | None = None
+    """[env]; whether a new worker must repeat the changes of the env, because the command begins a new episode."""
 
 
 class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
@@ -139,6 +143,7 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
             mask,
             must_restore,
             lambda index: self.tracker.locate_reset(index, seeds[index]),
+            must_repeat=~must_restore,
         )
         infos = self._merge_infos(self._run_task(task))
         return self._arrays.read(self._block), infos
@@ -182,12 +187,15 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
         tracker = self.tracker
         tracker.load_state_dict(state)
         running = ~tracker.ended
+        locate = tracker.locate_restore
+        self._run_task(Task(self._repeat_commands(~running), self._slow_timeout, ~running, ~self._all, locate))
         task = Task(
             self._restore_commands(running, last_obs, restore_env, state["states"]),
             self._restore_timeout(running),
             concerned=running,
             must_restore=~self._all,
-            locate=tracker.locate_restore,
+            locate=locate,
+            must_repeat=~running,
         )
         failures = self._run_task(task)
         obs = tracker.finish_restore(failures, self.reset, lambda: self._arrays.read(self._block))
@@ -204,6 +212,27 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
             if episodes:
                 commands[number] = ("restore", (self._block, episodes, restore_function))
         return commands
+
+    def _repeat_commands(self, chosen: BoolArray) -> dict[int, Command]:
+        """Return commands that repeat the changes of the chosen envs in new envs."""
+        logs = self.tracker.changes
+        repeats = {index: partial(repeat_changes, log=log) for index, log in enumerate(logs) if chosen[index]}
+        return self._visit_commands(repeats)
+
+    def _visit_commands(self, functions: Mapping[int, Callable[[Any], Any]]) -> dict[int, Command]:
+        commands: dict[int, Command] = {}
+        for number, envs in enumerate(self._pool.slices):
+            chosen = {index: functions[index] for index in envs if index in functions}
+            if chosen:
+                commands[number] = ("visit", chosen)
+        return commands
+
+    def visit(self, function: Callable[[Any], Answer]) -> list[Answer]:
+        """Call a function with every env in its worker process, and return the answers [env]."""
+        commands = self._visit_commands(dict.fromkeys(range(self.num_envs), function))
+        task = Task(commands, self._slow_timeout, self._all, self._all, self.tracker.locate_visit)
+        answers = self._run_task(task)
+        return [answers[index] for index in range(self.num_envs)]
 
     def _restore_timeout(self, chosen: BoolArray) -> float:
         replayed = int(self.tracker.lengths[chosen].sum())
@@ -256,6 +285,10 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
             self._pool.restart(number)
         starts = self._start_commands()
         failed = self._pool.exchange({number: starts[number] for number in failures}, self._slow_timeout, {})
+        if task.must_repeat is not None:
+            repeats = self._repeat_commands(task.must_repeat)
+            repeats = {number: repeats[number] for number in failures if number in repeats and number not in failed}
+            failed |= self._pool.exchange(repeats, self._slow_timeout, {})
         failed |= self._restore_envs({number: failures[number] for number in failures if number not in failed}, task)
         commands = {number: task.commands[number] for number in failures if number not in failed}
         return failed | self._pool.exchange(commands, task.seconds, answers)

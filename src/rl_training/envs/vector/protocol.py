@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from gymnasium import Space
 
+from rl_training.envs.changes import Answer
 from rl_training.envs.episodes import EpisodeTracker, ResetResult, Seeds, StepResult
 from rl_training.envs.guard import EnvCalls
 from rl_training.envs.restore import AnyEnv
@@ -47,6 +48,12 @@ class VectorEnv(Protocol):
 
     def restore(self, state: dict[str, Any], last_obs: Any) -> Restoration:
         """Bring every env back to where `state` was taken, when it showed `last_obs` [env, ...]."""
+
+    def visit(self, function: Callable[[Any], Answer]) -> list[Answer]:
+        """Call a function with every env, where the env lives, and return the answers [env].
+
+        If the envs are one object, the function is called once, and its answer is that of every env.
+        """
 
     def close(self) -> None:
         """Release what the envs hold."""

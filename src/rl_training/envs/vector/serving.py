@@ -193,6 +193,7 @@ class EnvServer:
             "step": self.step,
             "restore": self.restore,
             "state": self.state,
+            "visit": self.visit,
         }
 
     def answer(self, command: Command) -> bytes:
@@ -261,6 +262,10 @@ class EnvServer:
     def state(self, _: None) -> dict[int, Any]:
         """Return the envs' own states; none for envs that do not offer one."""
         return {index: capture_state(self._env(index)) for index in range(self._first, self._first + len(self._envs))}
+
+    def visit(self, functions: dict[int, Callable[[AnyEnv], Any]]) -> dict[int, Any]:
+        """Call functions with the envs; return their results, by env."""
+        return {index: function(self._env(index)) for index, function in functions.items()}
 
     def close(self) -> None:
         """Close all envs."""

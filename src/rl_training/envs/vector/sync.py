@@ -1,11 +1,12 @@
 """A vector env that steps its envs one after the other in this process."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from rl_training.envs.changes import Answer, repeat_changes
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds, StepResult, batch_obs
 from rl_training.envs.guard import ENV_FAILURES, STEP_PATIENCE, EnvCalls
 from rl_training.envs.restore import capture_state, restore_env
@@ -81,6 +82,9 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
         """Restore every env to `state`, in which it showed `last_obs` [env, ...]."""
         self.tracker.load_state_dict(state)
         failures: dict[int, str] = {}
+        for index in np.flatnonzero(self.tracker.ended).tolist():
+            with self._calls.slow(self.tracker.locate_restore, index):
+                repeat_changes(self.envs[index], self.tracker.changes[index])
         for index in np.flatnonzero(~self.tracker.ended).tolist():
             episode = self.tracker.running(index, state["states"][index])
             with self._calls.slow(self.tracker.locate_restore, index, episode.length):
@@ -89,6 +93,14 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
             if restored.failure:
                 failures[index] = restored.failure
         return Restoration(self.tracker.finish_restore(failures, self.reset, self._current_obs), failures)
+
+    def visit(self, function: Callable[[Any], Answer]) -> list[Answer]:
+        """Call a function with every env, and return the answers [env]."""
+        answers = []
+        for index, env in enumerate(self.envs):
+            with self._calls.slow(self.tracker.locate_visit, index):
+                answers.append(function(env))
+        return answers
 
     def _current_obs(self) -> Any:
         return batch_obs(self.single_observation_space, self._env_obs, self.tracker.locate)
