@@ -11,7 +11,7 @@ from conftest import MakeConfig
 from test_envs import run_steps
 from test_exact_resume import SignalAt, train
 
-from rl_training.cli.progress import ProgressDisplay
+from rl_training.runtime.progress import ProgressDisplay
 from rl_training.envs import choosing
 from rl_training.envs.choosing import choose_vectorization, measure_step_seconds
 from rl_training.envs.factory import make_single_env, make_vector_env, resolve_vectorization

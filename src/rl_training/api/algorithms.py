@@ -1,6 +1,7 @@
 """The classes `PPO`, `DQN` and `SAC`: configure, learn, predict, evaluate, save and load."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +26,17 @@ from rl_training.runtime.manager import DefaultExperimentManager
 from rl_training.runtime.registry import AlgorithmSpec, get_algorithm_spec
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
-from rl_training.runtime.workflows import Fork, budget_layer, checkpoint_config, continued_config
+from rl_training.runtime.workflows import (
+    Fork,
+    budget_layer,
+    checkpoint_config,
+    continued_config,
+    prepare_resume,
+    run_directory,
+)
+from rl_training.waits import shown_waits
+
+Callbacks = Listener | Iterable[Listener]
 
 
 class _ResultCollector(Callback):
@@ -38,6 +49,23 @@ class _ResultCollector(Callback):
         """Store the result."""
         del trainer
         self._results.append(result)
+
+
+def _read_arguments(
+    first: int | Callbacks | None, callbacks: Callbacks | None, total_timesteps: int | None
+) -> tuple[int | None, list[Listener]]:
+    """Return the budget and the callbacks of `learn`, whose first argument may be either of them."""
+    if isinstance(first, (int, float)):
+        if total_timesteps is not None:
+            raise ConfigError(f"learn({first}, total_timesteps={total_timesteps}): give only one budget")
+        total_timesteps = first
+    elif first is not None:
+        if callbacks is not None:
+            raise ConfigError("learn() was given callbacks twice: give all of them in one list")
+        callbacks = first
+    if callbacks is None:
+        return total_timesteps, []
+    return total_timesteps, list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
 
 
 class Algorithm:
@@ -53,6 +81,8 @@ class Algorithm:
         self._spec.resolve_params_fn(config)
         self._state: CheckpointState | None = None
         self._loaded_from = Path()
+        self._run_dir: Path | None = None
+        """The directory in which learning goes on; none if it begins in a new one."""
         self._agent: Agent | None = None
 
     @classmethod
@@ -73,24 +103,49 @@ class Algorithm:
         layers = [read_yaml(preset, "preset")] if preset else []
         return cls(resolve_config([*layers, Layer("argument", given)]).config)
 
-    def learn(self, callbacks: Iterable[Listener] | None = None, *, total_timesteps: int | None = None) -> TrainResult:
-        """Train until the budget is used up.
+    def learn(
+        self,
+        budget: int | Callbacks | None = None,
+        /,
+        callbacks: Callbacks | None = None,
+        *,
+        total_timesteps: int | None = None,
+        progress: bool = False,
+    ) -> TrainResult:
+        """Train until the budget is used up: `learn(100_000)` and `learn(total_timesteps=100_000)` are the same.
 
-        A model that has already learned or was loaded continues its training, which needs a larger budget.
+        The budget counts all env steps of the run. A model that has already learned, or that was loaded from a run
+        directory, goes on in its run directory and needs a larger budget. A model that was loaded from a file goes on
+        in a new run directory. `callbacks` is a callback or several, and may also be the first argument. `progress`
+        shows a progress display.
         """
+        total_timesteps, given = _read_arguments(budget, callbacks, total_timesteps)
         results: list[TrainResult] = []
-        listeners = [*(callbacks or ()), _ResultCollector(results)]
+        listeners = [*given, _ResultCollector(results)]
         try:
-            if self._state is not None:
-                self.config = continued_config(self._state, [budget_layer(total_timesteps)])
-                self._state = with_experience(self._state, self._loaded_from)
-                return Fork(self.config, self._state).train(callbacks=listeners)
-            if total_timesteps is not None:
-                self.config = TrainConfig(**{**plain_config(self.config), "total_timesteps": total_timesteps})
-            return DefaultExperimentManager().setup(self.config, listeners).train()
+            with ExitStack() as display:
+                if progress:
+                    from rl_training.runtime.progress import ProgressDisplay  # imports rich
+
+                    display.enter_context(shown_waits())
+                    listeners = [ProgressDisplay(), *listeners]
+                results.append(self._train(budget_layer(total_timesteps), listeners))
+                return results[0]
         finally:  # after an interrupted or failed run, the model is the one that the run saved
             if results and results[0].checkpoint_path.exists():
                 self._state, self._agent = load_checkpoint(results[0].checkpoint_path), None
+                self._run_dir = results[0].run_dir
+
+    def _train(self, change: Layer, listeners: Sequence[Listener]) -> TrainResult:
+        """Train in a new run directory, or go on in the directory of this model or in a fork of its checkpoint."""
+        if self._state is None:
+            self.config = resolve_config([Layer("model", plain_config(self.config)), change]).config
+            return DefaultExperimentManager().setup(self.config, listeners).train()
+        self.config = continued_config(self._state, [change])
+        if self._run_dir is not None:
+            return prepare_resume(self._run_dir, [change]).train(callbacks=listeners)
+        self._state = with_experience(self._state, self._loaded_from)
+        return Fork(self.config, self._state).train(callbacks=listeners)
 
     def save(self, path: Path | str) -> Path:
         """Write the trained model to a checkpoint file that `load` and the command line can read."""
@@ -111,6 +166,7 @@ class Algorithm:
         opened = open_checkpoint(path) if Path(path).is_dir() else open_without_experience(path)
         model = cls(checkpoint_config(opened.state))
         model._state, model._loaded_from = opened.state, opened.path
+        model._run_dir = run_directory(Path(path))
         model._live_agent()  # refuses a checkpoint that does not fit, before the first prediction
         return model
 

@@ -101,7 +101,7 @@ def train(
         rl-training train --algo ppo --env CartPole-v1 --seeds 1-10
     """
     from rl_training.cli.console import show_result
-    from rl_training.cli.progress import ProgressDisplay
+    from rl_training.runtime.progress import ProgressDisplay
     from rl_training.cli.seeds import read_many_seeds, train_many
     from rl_training.experiment.sources import read_assignments
     from rl_training.runtime.callbacks import StopRules

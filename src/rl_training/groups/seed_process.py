@@ -33,6 +33,7 @@ from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.types import MetricDict
 from rl_training.runtime.workflows import prepare_resume
 from rl_training.signals import handled_stop_signals
+from rl_training.waits import shown_waits
 
 _UPDATE_SECONDS = 0.25
 _NAME_PREFIX = "seed-"
@@ -141,7 +142,8 @@ def run_seed(job: SeedJob, connection: Connection) -> None:
     _redirect_output(job.log_path)
     try:
         reporting = [job.make_callback()] if job.make_callback else []
-        outcome = _train(job, [*reporting, ProgressReporter(connection), *job.stop.callbacks()])
+        with shown_waits():
+            outcome = _train(job, [*reporting, ProgressReporter(connection), *job.stop.callbacks()])
         with suppress(OSError):
             connection.send(outcome)
         if outcome.status in ("completed", "stopped"):

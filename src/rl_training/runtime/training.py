@@ -46,6 +46,7 @@ from rl_training.runtime.stop_signals import stop_signals
 from rl_training.runtime.threads import resolve_threads
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.watchdog import Watchdog
+from rl_training.waits import announced
 
 ParamsT = TypeVar("ParamsT", bound=LearnerParams)
 LearnerT = TypeVar("LearnerT")
@@ -168,8 +169,9 @@ def _build_train_fn(
             check_output_dir(config)
         check_trackers(config)
         config, threads = resolve_threads(config, params)
-        config, mask = resolve_action_mask(config, usable=params.uses_action_masks)
-        config, vectorization = resolve_vectorization(config)
+        with announced(f"trying out {config.env_id}"):
+            config, mask = resolve_action_mask(config, usable=params.uses_action_masks)
+            config, vectorization = resolve_vectorization(config)
         if config.num_envs > _QUICKLY_BUILT:
             plan(config, params)
         # From the first weight on: the number of threads decides the last bits of a matrix product.
@@ -253,10 +255,13 @@ def _restore(
     with refusing_misfits(config):
         progress = SavedProgress.from_state(saved.trainer_state)
         parts.learner.load_state_dict(saved.algorithm_state)
-        parts.buffer.load_state_dict(saved.buffer_state)
+        with announced("loading the stored experience"):
+            parts.buffer.load_state_dict(saved.buffer_state)
         samples = [ReplaySample.from_state(sample) for sample in progress.collector["samples"]]
-        unrepeatable = check_replays(config, samples)  # before the envs of this process do anything
-        given_up = parts.collector.restore(progress.collector)
+        with announced("comparing fresh envs with recorded steps, to tell whether this resume is exact"):
+            unrepeatable = check_replays(config, samples)  # before the envs of this process do anything
+        with announced("replaying the running episodes"):
+            given_up = parts.collector.restore(progress.collector)
     failures = [f"env {index} began a new episode, because {why}" for index, why in given_up.items()]
     differences = find_differences(config, saved, scheduled)
     note = ResumeNote(progress.global_step, (*failures, *unrepeatable, *differences))

@@ -192,8 +192,10 @@ def _steps_if_complete(state: CheckpointState, config: TrainConfig) -> int | Non
 
 
 def _budget_error(config: TrainConfig, done: int) -> ConfigError:
+    budget = config.total_timesteps
     return ConfigError(
-        f"total_timesteps={config.total_timesteps}: already trained for {done} steps; give a larger budget to continue"
+        f"total_timesteps={budget}: already trained for {done} steps, which the budget includes; "
+        f"to train {budget} more, give {done + budget}"
     )
 
 
@@ -217,12 +219,18 @@ def prepare_resume(
     return prepared.check() if isinstance(prepared, Continuation) else prepared
 
 
+def run_directory(path: Path) -> Path | None:
+    """Return the run directory that a path or its parent is; none for a file and for a folder of checkpoints alone."""
+    run_dir = (path.parent if path.name == "checkpoints" else path).absolute()
+    return run_dir if path.is_dir() and os.path.lexists(run_dir / METADATA_FILE) else None
+
+
 def _find_resume(given: Path, changes: Sequence[Layer], *, force: bool) -> Continuation | Fork:
     if not given.is_dir():
         state = open_checkpoint(given).state
         return Fork(continued_config(state, changes, force=force), state)
-    run_dir = (given.parent if given.name == "checkpoints" else given).absolute()
-    if not os.path.lexists(run_dir / METADATA_FILE):
+    run_dir = run_directory(given)
+    if run_dir is None:
         open_without_experience(given)  # raises if there is no checkpoint
         raise CheckpointError(
             f"{given} contains checkpoints but is not a run directory; give one of the files to fork it"
