@@ -9,11 +9,11 @@ from conftest import MakeConfig
 from rich.console import Console
 
 from rl_training.cli.console import show_result, show_runs
-from rl_training.runtime.progress import ProgressDisplay
 from rl_training.experiment.config import plain_config
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.results.drawing import plot_learning_curve
 from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.progress import ProgressDisplay
 
 PNG_MAGIC = b"\x89PNG"
 

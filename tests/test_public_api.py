@@ -1,4 +1,6 @@
 import os
+import pydoc
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,15 @@ from conftest import TINY_PPO, MakeConfig
 import rl_training
 import rl_training.api
 import rl_training.experiment
-from rl_training import PPO
+from rl_training import DQN, PPO, TrainConfig
 from rl_training.errors import CheckpointError, ConfigError, TrainingInterrupted, TrainingStateError
 from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.digests import digest
 from rl_training.experiment.runs import context_of, read_metadata
+from rl_training.experiment.validation import StrictModel, describe_fields
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import CollectResult
+from rl_training.runtime.registry import list_algorithm_specs
 from rl_training.runtime.trainer import TrainerState
 
 
@@ -35,6 +39,24 @@ def test_three_lines_train_and_predict(tmp_path: Path) -> None:
     model.learn()
     assert model.predict(np.zeros(6, np.float32)) in (0, 1, 2)
     assert model.config.algo_kwargs["num_steps"] == 16
+
+
+def test_help_explains_every_field_and_parameter() -> None:
+    for subject, words in (
+        (
+            TrainConfig,
+            ["seed (default 1)\n |      Seed of everything", "algo (required)", "TrainConfig(*, algo, env_id, seed"],
+        ),
+        (PPO, ["learning_rate (default 0.0003)\n |      Size of a gradient step", "learn(self, "]),
+        (DQN, ["priority_beta (default linear from 0.4 to 1)", "hidden_sizes (default (128, 128))\n |      Hidden"]),
+    ):
+        shown = re.sub(".\b", "", pydoc.render_doc(subject))  # without bold letters
+        assert [word for word in words if word not in shown] == []
+    models: list[type[StrictModel]] = [TrainConfig, *(spec.params_model for spec in list_algorithm_specs())]
+    for model in models:
+        text = describe_fields(model)
+        explained = [name for name in model.model_fields if re.search(rf"^{name} \(.*\)\n    \S", text, re.MULTILINE)]
+        assert explained == list(model.model_fields)
 
 
 def test_for_env_starts_from_the_shipped_preset() -> None:
@@ -121,7 +143,7 @@ def test_learning_again_goes_on_in_the_same_directory_and_needs_a_larger_budget(
     model = PPO(make_config())
     first = model.learn()
     for budget in (None, 128):
-        with pytest.raises(ConfigError, match="already trained for 128 steps, .* to train 128 more, give 256"):
+        with pytest.raises(ConfigError, match=r"already trained for 128 steps, .* to train 128 more, give 256"):
             model.learn(budget)
     second = model.learn(192)
     assert (second.metrics["global_step"], second.metrics["num_updates"]) == (192, 3 * 4)

@@ -1,12 +1,16 @@
 """The classes `PPO`, `DQN` and `SAC`: configure, learn, predict, evaluate, save and load."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from typing_extensions import Self
 
+from rl_training.algorithms.base import LearnerParams
+from rl_training.algorithms.dqn import DQNParams
+from rl_training.algorithms.ppo import PPOParams
+from rl_training.algorithms.sac import SACParams
 from rl_training.errors import ConfigError, TrainingStateError
 from rl_training.experiment.checkpointing import (
     CheckpointState,
@@ -18,7 +22,7 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.sources import Layer, find_preset, read_yaml, resolve_config
-from rl_training.experiment.validation import nearest_name
+from rl_training.experiment.validation import describe_fields, nearest_name
 from rl_training.plugins import object_path
 from rl_training.runtime.agents import Agent, build_agent
 from rl_training.runtime.callbacks import Callback, Listener
@@ -37,6 +41,7 @@ from rl_training.runtime.workflows import (
 from rl_training.waits import shown_waits
 
 Callbacks = Listener | Iterable[Listener]
+AlgorithmT = TypeVar("AlgorithmT", bound="Algorithm")
 
 
 class _ResultCollector(Callback):
@@ -188,18 +193,32 @@ class Algorithm:
         return self._agent
 
 
+def _with_parameters(params: type[LearnerParams]) -> Callable[[type[AlgorithmT]], type[AlgorithmT]]:
+    """Return a decorator that adds the parameters of an algorithm to the docstring of its class."""
+
+    def document(algorithm: type[AlgorithmT]) -> type[AlgorithmT]:
+        algorithm.__doc__ = f"{algorithm.__doc__}\n\nParameters, beside the fields of `TrainConfig`:\n\n"
+        algorithm.__doc__ += describe_fields(params)
+        return algorithm
+
+    return document
+
+
+@_with_parameters(DQNParams)
 class DQN(Algorithm):
     """Deep Q-learning, for discrete actions."""
 
     algo = "dqn"
 
 
+@_with_parameters(PPOParams)
 class PPO(Algorithm):
     """Proximal policy optimisation, for discrete and continuous actions."""
 
     algo = "ppo"
 
 
+@_with_parameters(SACParams)
 class SAC(Algorithm):
     """Soft actor-critic, for continuous actions with finite bounds."""
 

@@ -81,10 +81,10 @@ def resume(
         rl-training resume --checkpoint runs/RUN_ID/checkpoints/step_50176.pt
     """
     from rl_training.cli.console import show_nothing_left, show_result
-    from rl_training.runtime.progress import ProgressDisplay
     from rl_training.cli.seeds import is_group, refuse_jobs, resume_many
     from rl_training.experiment.sources import read_assignments
     from rl_training.runtime.callbacks import StopRules
+    from rl_training.runtime.progress import ProgressDisplay
     from rl_training.runtime.workflows import Finished, budget_layer, prepare_resume
 
     source = run or checkpoint
