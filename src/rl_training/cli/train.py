@@ -97,7 +97,7 @@ def train(
 
     Examples:
         rl-training train --algo ppo --env CartPole-v1
-        rl-training train --config my.yaml --set algo_kwargs.learning_rate=5e-4
+        rl-training train --config my.yaml --set learning_rate=5e-4
         rl-training train --algo ppo --env CartPole-v1 --seeds 1-10
     """
     from rl_training.cli.console import show_result

@@ -35,7 +35,7 @@ from rl_training.experiment.sources import Layer, read_yaml, resolve_config
 from rl_training.runtime.agents import Agent, build_agent
 from rl_training.runtime.callbacks import Callback, Listener
 from rl_training.runtime.evaluator import check_num_episodes
-from rl_training.runtime.registry import get_algorithm_spec
+from rl_training.runtime.registry import get_algorithm_spec, place_parameters
 from rl_training.runtime.run_utils import limited_threads
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
@@ -174,7 +174,7 @@ def continued_config(state: CheckpointState, changes: Sequence[Layer], *, force:
 
 
 def _changed_config(state: CheckpointState, changes: Sequence[Layer], *, force: bool) -> TrainConfig:
-    config = resolve_config([Layer("checkpoint", state.config), *changes]).config
+    config = resolve_config(place_parameters([Layer("checkpoint", state.config), *changes])).config
     get_algorithm_spec(config.algo).resolve_params_fn(config)
     differences = describe_training_differences(plain_config(checkpoint_config(state)), plain_config(config))
     if differences and not force:
