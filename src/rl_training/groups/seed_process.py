@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rl_training.errors import TrainingInterrupted, describe_error
 from rl_training.experiment.checkpointing import step_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import open_regular, set_aside
-from rl_training.experiment.groups import SeedStatus
+from rl_training.experiment.groups import SeedStatus, run_budget
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import RunContext, context_of
 from rl_training.experiment.sources import Layer
@@ -173,8 +174,10 @@ def _train(job: SeedJob, callbacks: Sequence[Callback]) -> Outcome:
             train = get_algorithm_spec(job.config.algo).train_fn
             return Outcome(train(job.config, run_suffix=job.run_suffix, callbacks=callbacks).status)
         # Refuse a checkpoint that names another environment: only the module of the group's own one may be imported.
-        same_env = Layer("group", {"env_id": job.config.env_id})
-        return Outcome(prepare_resume(job.run_dir, [same_env]).train(callbacks=callbacks).status)
+        changes: dict[str, Any] = {"env_id": job.config.env_id}
+        if run_budget(job.run_dir) < job.config.total_timesteps:
+            changes["total_timesteps"] = job.config.total_timesteps
+        return Outcome(prepare_resume(job.run_dir, [Layer("group", changes)]).train(callbacks=callbacks).status)
     except TrainingInterrupted as error:
         print(error, file=sys.stderr)
         return Outcome("interrupted", signal.Signals(error.signal_number).name)
