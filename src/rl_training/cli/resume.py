@@ -59,6 +59,14 @@ SeedsOption = Annotated[
         metavar="SEEDS", rich_help_panel=MANY_SEEDS, help="Add these seeds to a group, such as 11-20, and train them."
     ),
 ]
+SkipEpisodeOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-episode",
+        rich_help_panel=SAFETY,
+        help="Begin the next episode of the environment that failed, instead of repeating its last action.",
+    ),
+]
 ForceOption = Annotated[
     bool,
     typer.Option("--force", rich_help_panel=SAFETY, help="Allow --set to change values that alter the run's course."),
@@ -76,6 +84,7 @@ def resume(
     patience: PatienceOption = None,
     seeds: SeedsOption = None,
     jobs: JobsOption = None,
+    skip_episode: SkipEpisodeOption = False,
     force: ForceOption = False,
     trust: TrustOption = False,
 ) -> int:
@@ -103,7 +112,7 @@ def resume(
     changes = read_assignments(assignments or [])
     with guarded_imports(source, changes.values.get("env_id"), trust=trust):
         if is_group(source):
-            if assignments or stop != StopRules() or force or verify:
+            if assignments or stop != StopRules() or force or verify or skip_episode:
                 allowed = "--total-timesteps, --seeds, --jobs and --trust"
                 raise ConfigError(f"{source} is a group of seeds: it can only be resumed with {allowed}")
             return resume_many(source, jobs, total_timesteps, seeds)
@@ -111,7 +120,8 @@ def resume(
         if verify:
             return _verify(source)
         callbacks = [ProgressDisplay(), *stop.callbacks()]
-        prepared = prepare_resume(source, [changes, budget_layer(total_timesteps)], force=force)
+        layers = [changes, budget_layer(total_timesteps)]
+        prepared = prepare_resume(source, layers, force=force, skip_episode=skip_episode)
         if isinstance(prepared, Finished):
             show_nothing_left(prepared.result)
         else:

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from rl_training.algorithms.base import LearnerParams, LearnerSetup
 from rl_training.compiling import compiling_pays
+from rl_training.envs.episodes import skip_episode
 from rl_training.envs.factory import (
     check_num_envs,
     has_time_limit,
@@ -40,7 +41,7 @@ from rl_training.runtime.run_utils import (
     resolve_device,
     tuned_for_training,
 )
-from rl_training.runtime.saved import ResumeNote, SavedProgress
+from rl_training.runtime.saved import SKIPPED_ENV, ResumeNote, SavedProgress
 from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.stop_signals import stop_signals
 from rl_training.runtime.threads import resolve_threads
@@ -260,13 +261,19 @@ def _restore(
         samples = [ReplaySample.from_state(sample) for sample in progress.collector["samples"]]
         with announced("comparing fresh envs with recorded steps, to tell whether this resume is exact"):
             unrepeatable = check_replays(config, samples)  # before the envs of this process do anything
+        skipped = saved.trainer_state.get(SKIPPED_ENV)
+        if skipped is not None:
+            progress.collector["envs"] = skip_episode(progress.collector["envs"], skipped)
         with announced("replaying the running episodes"):
             given_up = parts.collector.restore(progress.collector)
-    failures = [f"env {index} began a new episode, because {why}" for index, why in given_up.items()]
+    reasons = {index: f"env {index} began a new episode, because {why}" for index, why in given_up.items()}
+    if skipped is not None:
+        reasons[skipped] = f"env {skipped} skipped the episode in which it had failed"
+    failures = list(reasons.values())
     differences = find_differences(config, saved, scheduled)
     note = ResumeNote(progress.global_step, (*failures, *unrepeatable, *differences))
     if failures or unrepeatable:
         warnings.warn(str(note), stacklevel=2)
-    if failures:
+    if given_up:
         parts.buffer.cut(list(given_up), progress.collector["obs"].numpy())
     return progress, note
