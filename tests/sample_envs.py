@@ -127,6 +127,28 @@ class FailingEnv(StepEnv):
         return obs, reward, terminated, self.steps >= 50, info
 
 
+class BadSeedEnv(StepEnv):
+    """Raises with step `fails_at` of every episode with the seed `bad_seed`, or with its reset for 0."""
+
+    def __init__(self, bad_seed: int, fails_at: int) -> None:
+        self.bad_seed, self.fails_at = bad_seed, fails_at
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        result = super().reset(seed=seed, options=options)
+        self.bad = seed == self.bad_seed
+        self.fail_if_bad()
+        return result
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, _, info = super().step(action)
+        self.fail_if_bad()
+        return obs, reward, terminated, self.steps >= 10, info
+
+    def fail_if_bad(self) -> None:
+        if self.bad and self.steps == self.fails_at:
+            raise RuntimeError("a bad seed")
+
+
 class EndlessEnv(StepEnv):
     """Sends SIGINT to its own process with its 100th step, which only an evaluation lets it reach in one go."""
 
@@ -391,5 +413,6 @@ gymnasium.register("tests/Paused-v0", f"{__name__}:PausedEnv")
 gymnasium.register("tests/Ordered-v0", f"{__name__}:OrderedEnv")
 gymnasium.register("tests/Unrepeatable-v0", f"{__name__}:UnrepeatableEnv")
 gymnasium.register("tests/State-v0", f"{__name__}:StateEnv", max_episode_steps=40)
+gymnasium.register("tests/BadSeed-v0", f"{__name__}:BadSeedEnv")
 gymnasium.register("tests/Failing-v0", f"{__name__}:FailingEnv")
 gymnasium.register("tests/Endless-v0", f"{__name__}:EndlessEnv")

@@ -20,7 +20,7 @@ from rl_training.envs.checks.processes import check_process
 from rl_training.envs.checks.recording import Recording
 from rl_training.envs.checks.values import check_speed
 from rl_training.errors import EnvironmentSetupError
-from rl_training.packing import PackedActions, PackedObservations, is_packed_as_observation
+from rl_training.packing import PackedActions, PackedObservations, describe_actions, is_packed_as_observation
 from rl_training.runtime.registry import list_algorithm_specs
 
 STEPS = 600
@@ -275,3 +275,24 @@ def test_a_user_error_is_one_line_and_exit_code_2(
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     assert expected in printed.err
+
+
+def test_the_report_says_what_happens_to_each_part_of_the_spaces() -> None:
+    assert by_name(check("CartPole-v1"))["spaces"].found.endswith("a network sees 4 numbers; it chooses one of 2")
+    found = by_name(check("bad/UnboundedActionEnv-v0"))["spaces"].found
+    assert "numbers, without bounds" in found
+    found = by_name(check("bad/SequenceObsEnv-v0"))["spaces"].found
+    assert found.endswith("no algorithm supports Sequence (observation)")
+
+
+def test_each_part_of_an_action_is_described() -> None:
+    space = spaces.Dict(
+        {
+            "gear": spaces.Discrete(3),
+            "keys": spaces.MultiBinary(4),
+            "lights": spaces.MultiDiscrete([2, 3]),
+            "wheel": spaces.Box(-1.0, 1.0, (2,)),
+        }
+    )
+    expected = "gear: one of 3, keys: 4 bits, lights: one each of 2, 3, wheel: 2 numbers, scaled to their bounds"
+    assert describe_actions(space) == describe_actions(PackedActions(space)) == expected

@@ -194,6 +194,14 @@ USER_ERRORS: dict[str, tuple[list[str], list[str]]] = {
     "bad yaml": (["train", "--config", "bad.yaml"], ["bad.yaml:2: "]),
     "unknown key": (["train", "--config", "key.yaml"], ["key.yaml:3: sed: unknown key; did you mean 'seed'?"]),
     "unknown parameter": ([*CARTPOLE, "--set", "algo_kwargs.gama=0.9"], ["algo_kwargs.gama", "did you mean 'gamma'?"]),
+    "unknown name": ([*CARTPOLE, "--set", "learning_rat=1"], ["did you mean 'algo_kwargs.learning_rate'?"]),
+    "unknown field": ([*CARTPOLE, "--set", "num_env=1"], ["num_env: unknown key; did you mean 'num_envs'?"]),
+    "a name of nothing": ([*CARTPOLE, "--set", "zzz=1"], ["zzz: unknown key; known here: action_mask, algo"]),
+    "another algorithm's parameter": ([*CARTPOLE, "--set", "buffer_capacity=9"], ["buffer_capacity: unknown key"]),
+    "parameter given twice": (
+        [*CARTPOLE, "--set", "gamma=0.9", "--set", "algo_kwargs.gamma=0.8"],
+        ["gamma and algo_kwargs.gamma are the same: give only one of them"],
+    ),
     "malformed assignment": ([*CARTPOLE, "--set", "seed"], ["--set seed: give key=value"]),
     "value out of range": ([*CARTPOLE, "--total-timesteps", "0"], ["total_timesteps=0"]),
     "unknown algorithm": (["train", "--algo", "pppo", "--env", "CartPole-v1"], ["algo='pppo'", "did you mean 'ppo'?"]),
@@ -325,7 +333,7 @@ def test_training_reports_its_result_and_where_it_lies(
 def test_flags_override_the_file(algo: str, tmp_path: Path) -> None:
     config = write_config(tmp_path, **ALGORITHMS[algo])
     argv = ["train", "--config", str(config), "--output-dir", str(tmp_path / "runs")]
-    assert main([*argv, "--seed", "3", "--total-timesteps", "64", "--set", "algo_kwargs.gamma=0.5"]) == 0
+    assert main([*argv, "--seed", "3", "--total-timesteps", "64", "--set", "gamma=0.5"]) == 0
     (run_dir,) = (tmp_path / "runs").iterdir()
     assert run_dir.name.startswith(f"{algo}__{env_of(algo)}__seed3__")
     written = yaml.safe_load((run_dir / "config.yaml").read_text())

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rl_training.cli.group_progress import GroupDisplay, format_duration
+from rl_training.cli.group_progress import GroupDisplay
 from rl_training.experiment.groups import GroupRecord, SeedRecord
 from rl_training.groups.observer import SeedProgress
+from rl_training.rates import RecentRate, format_duration
 
 SEEDS = tuple(SeedRecord(seed=seed, run_dir=f"run-{seed}") for seed in range(1, 5))
 GROUP = GroupRecord(
@@ -87,3 +88,21 @@ def test_a_low_terminal_shows_the_seeds_that_train() -> None:
 
 def test_durations_are_shown_in_hours_minutes_and_seconds() -> None:
     assert [format_duration(seconds) for seconds in (0.4, 59.6, 3_723.0)] == ["0:00", "1:00", "1:02:03"]
+
+
+def test_the_time_left_follows_the_newest_speed_and_not_the_whole_run() -> None:
+    rate = RecentRate()
+    for clock in range(1_000):
+        rate.add(float(clock), 10 * clock)
+    assert rate.value == 10.0
+    for clock in range(1_000, 1_060):
+        rate.add(float(clock), 10_000 + 500 * (clock - 1_000))
+    assert rate.value == 500.0
+
+
+def test_updates_that_are_far_apart_still_give_a_rate() -> None:
+    rate = RecentRate()
+    assert rate.value == 0.0
+    for clock in (0.0, 100.0, 200.0):
+        rate.add(clock, round(3 * clock))
+    assert rate.value == 3.0

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -30,6 +31,7 @@ from rl_training.errors import ConfigError, EnvironmentSetupError
 from rl_training.experiment.config import TrainConfig
 from rl_training.groups.many_seeds import prepare_group
 from rl_training.limits import check_open_files
+from rl_training.memory import check_memory
 from rl_training.runtime.callbacks import StopRules
 from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.threads import choose_threads
@@ -240,3 +242,14 @@ def test_no_limit_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     unlimited: Any = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: unlimited)
     check_open_files(10**12, "they", "do not")
+
+
+def test_a_note_says_if_more_than_half_of_the_memory_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = SimpleNamespace(total=16 * 2**30, available=12 * 2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: sizes)
+    check_memory(8 * 2**30, "lower num_envs")
+    expected = "9.0 GiB needed, more than half of the 16.0 GiB of this machine: lower num_envs, if that is too much"
+    with pytest.warns(UserWarning, match=re.escape(expected)):
+        check_memory(9 * 2**30, "lower num_envs")
+    with pytest.raises(ConfigError, match=r"13.0 GiB needed, 12.0 GiB free: lower num_envs"):
+        check_memory(13 * 2**30, "lower num_envs")

@@ -381,11 +381,44 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place.group()
 
 
-@pytest.mark.parametrize("options", [["--total-timesteps", "256"], ["--patience", "2"], ["--verify"], ["--jobs", "0"]])
+@pytest.mark.parametrize("options", [["--patience", "2"], ["--verify"], ["--force"], ["--jobs", "0"]])
 def test_a_group_goes_on_as_it_began(options: list[str], finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume", str(finished), *options]) == 2
     printed = capsys.readouterr().err
-    assert re.fullmatch(r"error: .*(only be resumed with --jobs and --trust|give auto, or the number .*)\n", printed)
+    assert re.fullmatch(r"error: .*(only be resumed with .*--jobs and --trust|give auto, or the number .*)\n", printed)
+
+
+def test_a_group_gets_a_larger_budget_and_more_seeds(
+    own_group: Path, place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["resume", str(own_group), "--total-timesteps", "192", "--seeds", "1-2", "--jobs", "2"]) == 0
+    record = read_group(own_group)
+    assert [(each.seed, each.status, each.global_step) for each in record.seeds] == [
+        (1, "completed", 192),
+        (2, "completed", 192),
+    ]
+    assert record.total_timesteps == yaml.safe_load((own_group / "config.yaml").read_text())["total_timesteps"] == 192
+    for seed in ("1", "2"):
+        assert main(place.argv("--seed", seed, "--total-timesteps", "192", "--set", "eval_episodes=0")) == 0
+    assert results(own_group) == {
+        read_metadata(context)["seed"]: result_of(context.run_dir) for context in find_runs(place.runs)
+    }
+    capsys.readouterr()
+    assert main(["resume", str(own_group), "--total-timesteps", "192", "--seeds", "2"]) == 0
+    assert "is complete after 384 steps of 2 seeds: there is nothing left to do" in capsys.readouterr().out
+
+
+def test_a_group_that_cannot_be_extended_is_left_as_it_is(own_group: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in own_group.rglob("*") if path.is_file()}
+    (run_dir,) = own_group.glob("ppo__*")
+    for command, expected in (
+        ([str(own_group), "--total-timesteps", "64"], "total_timesteps=64: the group has 128; give a larger budget"),
+        ([str(own_group), "--seeds", "2-"], "'2-' is neither a seed nor a range"),
+        ([str(run_dir), "--seeds", "2"], "--seeds 2 is for many seeds: use it with the directory of a group"),
+    ):
+        assert main(["resume", *command]) == 2
+        assert expected in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in own_group.rglob("*") if path.is_file()} == before
 
 
 def test_a_group_without_evaluations_has_no_returns(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

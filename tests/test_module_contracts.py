@@ -39,7 +39,9 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
     for path in SOURCE.rglob("*.py"):
         name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
         source = path.read_text()
-        if "__getattr__ = lazy_attributes(" not in source:  # offers names of other folders without importing them
+        if (
+            "__getattr__, __dir__ = lazy_attributes(" not in source
+        ):  # offers names of other folders without importing them
             yield name.removesuffix(".__init__"), ast.parse(source)
 
 

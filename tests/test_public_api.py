@@ -1,4 +1,6 @@
 import os
+import pydoc
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,15 @@ from conftest import TINY_PPO, MakeConfig
 import rl_training
 import rl_training.api
 import rl_training.experiment
-from rl_training import PPO
+from rl_training import DQN, PPO, TrainConfig
 from rl_training.errors import CheckpointError, ConfigError, TrainingInterrupted, TrainingStateError
+from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.experiment.digests import digest
 from rl_training.experiment.runs import context_of, read_metadata
+from rl_training.experiment.validation import StrictModel, describe_fields
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import CollectResult
+from rl_training.runtime.registry import list_algorithm_specs
 from rl_training.runtime.trainer import TrainerState
 
 
@@ -22,6 +28,7 @@ def test_the_package_offers_few_names_sorted() -> None:
     for module in (rl_training, rl_training.api, rl_training.experiment):
         assert module.__all__ == sorted(module.__all__)
         assert all(getattr(module, name) is not None for name in module.__all__)
+        assert set(module.__all__) <= set(dir(module))  # where tab completion looks
     assert rl_training.__version__ == "0.1.0"
     with pytest.raises(AttributeError, match="no attribute 'A2C'"):
         rl_training.A2C  # noqa: B018  (the access is the test)
@@ -32,6 +39,24 @@ def test_three_lines_train_and_predict(tmp_path: Path) -> None:
     model.learn()
     assert model.predict(np.zeros(6, np.float32)) in (0, 1, 2)
     assert model.config.algo_kwargs["num_steps"] == 16
+
+
+def test_help_explains_every_field_and_parameter() -> None:
+    for subject, words in (
+        (
+            TrainConfig,
+            ["seed (default 1)\n |      Seed of everything", "algo (required)", "TrainConfig(*, algo, env_id, seed"],
+        ),
+        (PPO, ["learning_rate (default 0.0003)\n |      Size of a gradient step", "learn(self, "]),
+        (DQN, ["priority_beta (default linear from 0.4 to 1)", "hidden_sizes (default (128, 128))\n |      Hidden"]),
+    ):
+        shown = re.sub(".\b", "", pydoc.render_doc(subject))  # without bold letters
+        assert [word for word in words if word not in shown] == []
+    models: list[type[StrictModel]] = [TrainConfig, *(spec.params_model for spec in list_algorithm_specs())]
+    for model in models:
+        text = describe_fields(model)
+        explained = [name for name in model.model_fields if re.search(rf"^{name} \(.*\)\n    \S", text, re.MULTILINE)]
+        assert explained == list(model.model_fields)
 
 
 def test_for_env_starts_from_the_shipped_preset() -> None:
@@ -114,21 +139,75 @@ def test_learning_tells_its_callbacks_the_first_time_and_again(make_config: Make
     assert seen == [64, 128, 192]
 
 
-def test_learning_again_needs_a_larger_budget_and_then_goes_on(make_config: MakeConfig) -> None:
+def test_learning_again_goes_on_in_the_same_directory_and_needs_a_larger_budget(make_config: MakeConfig) -> None:
     model = PPO(make_config())
     first = model.learn()
-    with pytest.raises(ConfigError, match="already trained for 128 steps"):
-        model.learn()
-    second = model.learn(total_timesteps=192)
+    for budget in (None, 128):
+        with pytest.raises(ConfigError, match=r"already trained for 128 steps, .* to train 128 more, give 256"):
+            model.learn(budget)
+    second = model.learn(192)
+    assert (second.metrics["global_step"], second.metrics["num_updates"]) == (192, 3 * 4)
+    assert second.run_dir == first.run_dir
+    assert [note["step"] for note in read_metadata(context_of(first.run_dir))["resumed"]] == [128]
+    assert PPO.load(first.run_dir).learn(256).run_dir == first.run_dir
+
+
+def test_a_model_that_went_on_equals_one_that_was_never_stopped(make_config: MakeConfig) -> None:
+    config = make_config(total_timesteps=192, eval_episodes=0)
+    model = PPO(config.model_copy(update={"total_timesteps": 64}))
+    model.learn()
+    saved = [load_checkpoint(each.learn(192).checkpoint_path) for each in (model, PPO(config))]
+    assert digest(saved[0].algorithm_state) == digest(saved[1].algorithm_state)
+
+
+def test_a_model_of_a_file_goes_on_in_a_new_directory(make_config: MakeConfig) -> None:
+    first = PPO(make_config()).learn()
+    second = PPO.load(first.checkpoint_path).learn(total_timesteps=192)
     assert second.metrics["global_step"] == 192
-    assert second.metrics["num_updates"] == 3 * 4
-    assert read_metadata(context_of(second.run_dir))["parent"]["run_id"] == first.run_dir.name
-    with pytest.raises(ConfigError, match="already trained for 192 steps"):
-        model.learn()
-    loaded = PPO.load(second.checkpoint_path)
-    third = loaded.learn(total_timesteps=256)
-    assert third.metrics["global_step"] == 256
-    assert read_metadata(context_of(third.run_dir))["parent"] == {"run_id": second.run_dir.name, "step": 192}
+    assert read_metadata(context_of(second.run_dir))["parent"] == {"run_id": first.run_dir.name, "step": 128}
+
+
+def test_learning_takes_a_budget_first_and_then_callbacks(make_config: MakeConfig) -> None:
+    counts: list[str] = []
+
+    class Count(Callback):
+        def on_train_start(self, trainer: TrainerState) -> None:
+            counts.append(f"{trainer.config.total_timesteps}")
+
+    PPO(make_config(eval_episodes=0)).learn(64, Count())
+    PPO(make_config(eval_episodes=0)).learn(64, callbacks=[Count()])
+    PPO(make_config(eval_episodes=0)).learn(Count(), total_timesteps=64)
+    assert counts == ["64"] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "expected"),
+    [
+        ((64,), {"total_timesteps": 64}, "give only one budget"),
+        ((1e5,), {}, "total_timesteps=100000.0: input should be a valid integer"),
+        ((-1,), {}, "total_timesteps=-1"),
+        (("ppo",), {}, "callback str has no on_train_start"),
+        (([],), {"callbacks": []}, "callbacks twice"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_in_one_line(
+    arguments: Any, options: Any, expected: str, make_config: MakeConfig
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PPO(make_config()).learn(*arguments, **options)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not make_config().output_dir.exists()
+
+
+def test_learning_shows_progress_if_asked(make_config: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    model = PPO(make_config(eval_episodes=0))
+    model.learn()
+    assert capsys.readouterr().err == ""
+    model.learn(192, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Training ppo on CartPole-v1, seed 7, in ")
+    assert lines[-1].startswith("192/192 steps")
 
 
 def test_predictions_follow_what_was_learnt_last(make_config: MakeConfig) -> None:

@@ -101,6 +101,49 @@ def test_a_refused_gradient_step_is_told_with_how_to_look_at_it() -> None:
     assert titles(replace(make_run(), metadata={"error": "ValueError: no such thing"})) == []
 
 
+def advice(params: dict[str, Any], **metrics: Sequence[float | None]) -> str:
+    """The advice for a run with these parameters that has one problem."""
+    config = {"eval_episodes": 4, "num_envs": 8, "algo_kwargs": params}
+    (hint,) = find_hints(replace(make_run(**metrics), config=config))
+    return hint.advice
+
+
+def test_advice_names_only_what_the_algorithm_has_and_the_run_does_not_do_already() -> None:
+    ppo = {"ent_coef": 0.0, "update_epochs": 10, "target_kl": None, "num_steps": 16, "minibatch_size": 64}
+    high_kl = {"train__approx_kl": [1.0] * 10}
+    assert advice(ppo, **high_kl) == (
+        "Set target_kl (such as 0.02), lower learning_rate, lower update_epochs or raise minibatch_size."
+    )
+    done = {**ppo, "update_epochs": 1, "target_kl": 0.02, "minibatch_size": 128}
+    assert advice(done, **high_kl) == "Lower target_kl or lower learning_rate."
+    still = {"rollout__ep_rew_mean": [5.0] * 10}
+    assert advice(ppo, **still).startswith("Raise ent_coef, shape the reward or raise the budget.")
+    assert advice({"exploration_fraction": 0.2}, **still).startswith("Raise exploration_fraction, shape")
+    assert advice({"exploration_fraction": 1.0}, **still).startswith("Shape the reward or")
+    assert advice({"alpha": 0.1}, **still).startswith("Raise alpha, shape")
+    unexplained = {"train__explained_variance": [0.0] * 10}
+    assert advice({"normalize_obs": True, "normalize_rewards": False}, **unexplained).startswith(
+        "Set normalize_rewards, raise vf_coef"
+    )
+    large = {"train__q_mean": [1e6] * 10}
+    dqn = {"target_update_interval": 500, "tau": 1.0, "double": True}
+    assert advice(dqn, **large) == (
+        "Lower learning_rate or gamma, raise target_update_interval, raise batch_size or set normalize_rewards."
+    )
+    assert "lower tau, set double, raise" in advice({**dqn, "tau": 0.1, "double": False}, **large)
+    worse = {"eval__mean_reward": [*RISING[:9], 10.0]}
+    falling = {"schedule": "linear", "start": 1e-3, "end": 0.0}
+    assert "let it fall (schedule: linear)" in advice({"learning_rate": 1e-3}, **worse)
+    assert "Lower learning_rate. If" in advice({"learning_rate": falling}, **worse)
+    clipped = {"train__clip_fraction": [0.9] * 10}
+    assert advice({"clip_coef": 0.05}, **clipped).endswith("or raise clip_coef, which is usually 0.2.")
+    assert advice({"clip_coef": 0.2}, **clipped) == "Lower learning_rate."
+
+
+def test_a_gradient_that_is_not_finite_is_no_reason_to_clip_more() -> None:
+    assert "max_grad_norm" not in advice({"max_grad_norm": 0.5}, train__loss=[1.0] * 9 + [None])
+
+
 def test_a_metric_that_was_not_finite_is_named() -> None:
     (hint,) = find_hints(make_run(train__loss=[1.0] * 9 + [None]))
     assert hint.observation == "not finite: train/loss"

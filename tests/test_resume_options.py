@@ -340,7 +340,7 @@ def test_verifying_repeats_what_a_run_did_before_its_budget_was_raised(
 
 def test_verifying_uses_the_values_that_a_resume_changed(make_config: MakeConfig) -> None:
     run_dir = train_ppo(make_config(checkpoint_interval=0, log_interval=128)).run_dir
-    changes = ["--set", "log_interval=64", "--set", "algo_kwargs.gamma=0.5", "--force"]
+    changes = ["--set", "log_interval=64", "--set", "gamma=0.5", "--force"]
     assert main(["resume", str(run_dir), "--total-timesteps", "256", *changes]) == 0
     assert verify_resume(run_dir) == Verification(128, equal=(192, 256), different=())
 

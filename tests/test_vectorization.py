@@ -11,7 +11,6 @@ from conftest import MakeConfig
 from test_envs import run_steps
 from test_exact_resume import SignalAt, train
 
-from rl_training.cli.progress import ProgressDisplay
 from rl_training.envs import choosing
 from rl_training.envs.choosing import choose_vectorization, measure_step_seconds
 from rl_training.envs.factory import make_vector_env, resolve_vectorization
@@ -23,6 +22,7 @@ from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.experiment.sources import Layer
+from rl_training.runtime.progress import ProgressDisplay
 from rl_training.runtime.workflows import prepare_resume
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["DQN", "PPO", "SAC", "TrainConfig", "__version__"]
 
-__getattr__ = lazy_attributes(
+__getattr__, __dir__ = lazy_attributes(
     __name__,
     {
         "DQN": "rl_training.api.algorithms",

@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+import warnings
 
 import psutil
 
@@ -11,10 +12,14 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # options of mallopt(3)
 
 
 def check_memory(num_bytes: int, remedy: str) -> None:
-    """Raise `ConfigError` if `num_bytes` do not fit into the memory that is free now."""
-    free = psutil.virtual_memory().available
-    if num_bytes > free:
-        raise ConfigError(f"{num_bytes // 2**20 / 2**10:,.1f} GiB needed, {free / 2**30:.1f} GiB free: {remedy}")
+    """Raise `ConfigError` if `num_bytes` do not fit into the memory that is free now; warn of more than half of all."""
+    memory, needed = psutil.virtual_memory(), f"{num_bytes // 2**20 / 2**10:,.1f} GiB needed"
+    if num_bytes > memory.available:
+        raise ConfigError(f"{needed}, {memory.available / 2**30:.1f} GiB free: {remedy}")
+    if num_bytes > memory.total / 2:
+        total = f"{memory.total / 2**30:.1f} GiB"
+        note = f"{needed}, more than half of the {total} of this machine: {remedy}, if that is too much"
+        warnings.warn(note, stacklevel=3)
 
 
 def keep_freed_memory() -> None:

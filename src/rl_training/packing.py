@@ -294,6 +294,25 @@ def describe_observations(space: Space[Any]) -> str:
     return ", ".join(f"{name}: {text}" if name else text for name, text in parts)
 
 
+def describe_actions(space: Space[Any]) -> str:
+    """Say how a policy chooses each part of an action."""
+    original = space.original if isinstance(space, PackedActions) else space
+    parts = [(".".join(map(str, path)), _describe_choice(inner)) for path, inner in nested_spaces(original)]
+    return ", ".join(f"{name}: {text}" if name else text for name, text in parts)
+
+
+def _describe_choice(space: Space[Any]) -> str:
+    if isinstance(space, spaces.Discrete):
+        return f"one of {space.n}"
+    if isinstance(space, spaces.MultiDiscrete):
+        return f"one each of {', '.join(map(str, np.ravel(space.nvec)))}"
+    shape = "x".join(map(str, space.shape or (1,)))
+    if isinstance(space, spaces.MultiBinary):
+        return f"{shape} bits"
+    bounded = isinstance(space, spaces.Box) and space.is_bounded()
+    return f"{shape} numbers, {'scaled to their bounds' if bounded else 'without bounds'}"
+
+
 def _describe_part(space: Space[Any]) -> str:
     if _is_text(space):
         return "text, left out"

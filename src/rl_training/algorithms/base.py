@@ -161,10 +161,13 @@ class LearnerParams(StrictModel):
     precision: Precision = "float32"
     """The precision of products and convolutions in updates; parameters, losses, optimizer and acting are float32."""
     learning_rate: PositiveSchedule = Schedule(start=3e-4)
+    """Size of a gradient step: a number or a schedule."""
     optimizer: Literal["adam", "adamw", "rmsprop"] = "adam"
+    """The rule of a gradient step."""
     weight_decay: Annotated[Float, Field(ge=0.0, le=1e6)] = 0.0  # squares of gradients must not overflow
     """Pull of every parameter towards 0: part of the gradient for adam and rmsprop, apart from it for adamw."""
     gamma: UnitFloat = 0.99
+    """Discount factor."""
     normalize_obs: Flag = False
     """Whether observations are brought to a running mean of 0 and deviation of 1, clipped at 10 deviations."""
     normalize_rewards: Flag = False
@@ -251,6 +254,7 @@ class OffPolicyParams(LearnerParams):
     buffer_capacity: PositiveInt = 1_000_000
     """The number of transitions that are kept."""
     batch_size: PositiveInt = 256
+    """Transitions per gradient step."""
     learning_starts: Count = 1_000
     """Env steps with uniform actions before the first update."""
     train_frequency: PositiveInt = 1

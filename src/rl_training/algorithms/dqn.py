@@ -48,20 +48,26 @@ class DQNParams(OffPolicyParams):
     tau: Annotated[Float, Field(gt=0.0, le=1.0)] = 1.0
     """How much of the online network a synchronisation takes over; 1: a copy."""
     epsilon_start: UnitFloat = 1.0
+    """Share of random actions at the start."""
     epsilon_end: UnitFloat = 0.05
+    """Share of random actions after `exploration_fraction` of the budget."""
     exploration_fraction: UnitFloat = 0.2
     """Share of the budget over which epsilon falls."""
     max_grad_norm: Annotated[Float, Field(gt=0.0)] = 10.0
+    """Largest norm of a gradient; a longer one is shortened to it."""
     double: Flag = False
     """Choose the next action by the online network, value it by the target (van Hasselt et al. 2016)."""
     dueling: Flag = False
+    """Estimate state values and advantages separately (Wang et al. 2016)."""
     shared_trunk: Flag | None = None
     """Whether the two parts of a dueling network share the encoder and all hidden layers.
 
     None: if the encoder looks at images.
     """
     prioritized: Flag = False
+    """Replay transitions with large errors more often (Schaul et al. 2016)."""
     priority_alpha: UnitFloat = 0.6
+    """Strength of the prioritisation; 0: uniform."""
     priority_beta: PositiveSchedule = Schedule(schedule="linear", start=0.4, end=1.0)
     """Strength of the importance weights."""
 

@@ -14,6 +14,7 @@ from rl_training.algorithms.step_packages import CompiledStep, load_step, packag
 from rl_training.errors import NonFiniteUpdateError, describe_error
 from rl_training.policies.params import FlatLayout, HostedParams
 from rl_training.signals import waiting_for_others
+from rl_training.waits import announced
 
 ADAM_BETAS = (0.9, 0.999)
 _RMSPROP_ALPHA = 0.99
@@ -344,7 +345,7 @@ class Optimizer:
     def _compile(self, step: GradientStep, inputs: list[Tensor], compile_as: str) -> CompiledStep:
         batch, settings, state = tuple(step.batch), tuple(step.settings), tuple(self._state)
         whole_step = WholeStep(self._compute, self._layouts, batch, settings, state, self.rule, self._max_norm)
-        with waiting_for_others():
+        with waiting_for_others(), announced("compiling the updates; later runs like this one skip that"):
             key = package_key(whole_step, inputs, compile_as)
             compiled = load_step(key, whole_step, inputs)
         self._packages.append(key)

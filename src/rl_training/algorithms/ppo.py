@@ -47,16 +47,19 @@ class PPOParams(OnPolicyParams):
     update_epochs: PositiveInt = 10
     """Passes over each rollout."""
     minibatch_size: PositiveInt = 64
+    """Transitions per gradient step."""
     clip_coef: PositiveSchedule = Schedule(start=0.2)
     """How far the probability ratio may move from 1."""
     clip_vf_coef: Annotated[Float, Field(gt=0.0)] | None = None
     """How far a value may move from the old one; none: unclipped."""
     ent_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus, which keeps the policy exploring."""
     vf_coef: NonNegativeFloat = 0.5
     """Weight of half the squared error of the values; Stable-Baselines3 takes the whole, so its 0.5 is 1.0 here."""
     normalize_advantages: Flag = True
     """Whether advantages are brought to mean 0 and deviation 1 within each minibatch."""
     max_grad_norm: Annotated[Float, Field(gt=0.0)] = 0.5
+    """Largest norm of a gradient; a longer one is shortened to it."""
     target_kl: Annotated[Float, Field(gt=0.0)] | None = None
     """Stop a rollout's updates once the approximate KL divergence exceeds 1.5 times this; none: never."""
     log_std_init: Float = 0.0

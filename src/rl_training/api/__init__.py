@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["DQN", "PPO", "SAC"]
 
-__getattr__ = lazy_attributes(__name__, dict.fromkeys(__all__, "rl_training.api.algorithms"))
+__getattr__, __dir__ = lazy_attributes(__name__, dict.fromkeys(__all__, "rl_training.api.algorithms"))

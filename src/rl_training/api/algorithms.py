@@ -1,12 +1,17 @@
 """The classes `PPO`, `DQN` and `SAC`: configure, learn, predict, evaluate, save and load."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from typing_extensions import Self
 
+from rl_training.algorithms.base import LearnerParams
+from rl_training.algorithms.dqn import DQNParams
+from rl_training.algorithms.ppo import PPOParams
+from rl_training.algorithms.sac import SACParams
 from rl_training.envs.objects import describe_env
 from rl_training.errors import ConfigError, TrainingStateError
 from rl_training.experiment.checkpointing import (
@@ -19,14 +24,25 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.sources import Layer, find_preset, read_yaml, resolve_config
-from rl_training.experiment.validation import nearest_name
+from rl_training.experiment.validation import describe_fields, nearest_name
 from rl_training.runtime.agents import Agent, build_agent
 from rl_training.runtime.callbacks import Callback, Listener
 from rl_training.runtime.manager import DefaultExperimentManager
 from rl_training.runtime.registry import AlgorithmSpec, get_algorithm_spec
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
-from rl_training.runtime.workflows import Fork, budget_layer, checkpoint_config, continued_config
+from rl_training.runtime.workflows import (
+    Fork,
+    budget_layer,
+    checkpoint_config,
+    continued_config,
+    prepare_resume,
+    run_directory,
+)
+from rl_training.waits import shown_waits
+
+Callbacks = Listener | Iterable[Listener]
+AlgorithmT = TypeVar("AlgorithmT", bound="Algorithm")
 
 
 class _RunObserver(Callback):
@@ -44,6 +60,23 @@ class _RunObserver(Callback):
         """Keep the result."""
         del trainer
         self.result = result
+
+
+def _read_arguments(
+    first: int | Callbacks | None, callbacks: Callbacks | None, total_timesteps: int | None
+) -> tuple[int | None, list[Listener]]:
+    """Return the budget and the callbacks of `learn`, whose first argument may be either of them."""
+    if isinstance(first, (int, float)):
+        if total_timesteps is not None:
+            raise ConfigError(f"learn({first}, total_timesteps={total_timesteps}): give only one budget")
+        total_timesteps = first
+    elif first is not None:
+        if callbacks is not None:
+            raise ConfigError("learn() was given callbacks twice: give all of them in one list")
+        callbacks = first
+    if callbacks is None:
+        return total_timesteps, []
+    return total_timesteps, list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
 
 
 class Algorithm:
@@ -65,6 +98,8 @@ class Algorithm:
         self._spec.resolve_params_fn(config)
         self._state: CheckpointState | None = None
         self._loaded_from = Path()
+        self._run_dir: Path | None = None
+        """The directory in which learning goes on; none if it begins in a new one."""
         self._agent: Agent | None = None
         self._observer = _RunObserver()
 
@@ -95,26 +130,51 @@ class Algorithm:
         layers = [read_yaml(preset, "preset")] if preset else []
         return resolve_config([*layers, Layer("argument", given)]).config
 
-    def learn(self, callbacks: Iterable[Listener] | None = None, *, total_timesteps: int | None = None) -> TrainResult:
-        """Train until the budget is used up.
+    def learn(
+        self,
+        budget: int | Callbacks | None = None,
+        /,
+        callbacks: Callbacks | None = None,
+        *,
+        total_timesteps: int | None = None,
+        progress: bool = False,
+    ) -> TrainResult:
+        """Train until the budget is used up: `learn(100_000)` and `learn(total_timesteps=100_000)` are the same.
 
-        A model that has already learned or was loaded continues its training, which needs a larger budget.
+        The budget counts all env steps of the run. A model that has already learned, or that was loaded from a run
+        directory, goes on in its run directory and needs a larger budget. A model that was loaded from a file goes on
+        in a new run directory. `callbacks` is a callback or several, and may also be the first argument. `progress`
+        shows a progress display.
         """
+        total_timesteps, given = _read_arguments(budget, callbacks, total_timesteps)
         self._observer = _RunObserver()
-        listeners = [self._observer, *(callbacks or ())]
+        listeners = [self._observer, *given]
         try:
-            if self._state is not None:
-                self.config = continued_config(self._state, [budget_layer(total_timesteps)])
-                self._state = with_experience(self._state, self._loaded_from)
-                return Fork(self.config, self._state).train(callbacks=listeners)
-            if total_timesteps is not None:
-                self.config = TrainConfig(**{**plain_config(self.config), "total_timesteps": total_timesteps})
-            return DefaultExperimentManager().setup(self.config, listeners).train()
+            with ExitStack() as display:
+                if progress:
+                    from rl_training.runtime.progress import ProgressDisplay  # imports rich
+
+                    display.enter_context(shown_waits())
+                    listeners = [ProgressDisplay(), *listeners]
+                self._observer.result = self._train(budget_layer(total_timesteps), listeners)
+                return self._observer.result
         finally:  # after an interrupted or failed run, the model is the one that the run saved
             result = self._observer.result
             self._observer = _RunObserver()
             if result is not None and result.checkpoint_path.exists():
                 self._state, self._agent = load_checkpoint(result.checkpoint_path), None
+                self._run_dir = result.run_dir
+
+    def _train(self, change: Layer, listeners: Sequence[Listener]) -> TrainResult:
+        """Train in a new run directory, or go on in the directory of this model or in a fork of its checkpoint."""
+        if self._state is None:
+            self.config = resolve_config([Layer("model", plain_config(self.config)), change]).config
+            return DefaultExperimentManager().setup(self.config, listeners).train()
+        self.config = continued_config(self._state, [change])
+        if self._run_dir is not None:
+            return prepare_resume(self._run_dir, [change]).train(callbacks=listeners)
+        self._state = with_experience(self._state, self._loaded_from)
+        return Fork(self.config, self._state).train(callbacks=listeners)
 
     def save(self, path: Path | str) -> Path:
         """Write the trained model to a checkpoint file that `load` and the command line can read."""
@@ -145,6 +205,7 @@ class Algorithm:
             state = replace(state, config=plain_config(replaced))
         model = cls(checkpoint_config(state))
         model._state, model._loaded_from = state, opened.path
+        model._run_dir = run_directory(Path(path)) if state.config == opened.state.config else None
         model._live_agent()  # refuses a checkpoint that does not fit, before the first prediction
         return model
 
@@ -170,18 +231,32 @@ class Algorithm:
         return self._agent
 
 
+def _with_parameters(params: type[LearnerParams]) -> Callable[[type[AlgorithmT]], type[AlgorithmT]]:
+    """Return a decorator that adds the parameters of an algorithm to the docstring of its class."""
+
+    def document(algorithm: type[AlgorithmT]) -> type[AlgorithmT]:
+        algorithm.__doc__ = f"{algorithm.__doc__}\n\nParameters, beside the fields of `TrainConfig`:\n\n"
+        algorithm.__doc__ += describe_fields(params)
+        return algorithm
+
+    return document
+
+
+@_with_parameters(DQNParams)
 class DQN(Algorithm):
     """Deep Q-learning, for discrete actions."""
 
     algo = "dqn"
 
 
+@_with_parameters(PPOParams)
 class PPO(Algorithm):
     """Proximal policy optimisation, for discrete and continuous actions."""
 
     algo = "ppo"
 
 
+@_with_parameters(SACParams)
 class SAC(Algorithm):
     """Soft actor-critic, for continuous actions with finite bounds."""
 

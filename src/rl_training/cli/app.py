@@ -30,6 +30,7 @@ from rl_training.errors import EnvironmentStepError, NonFiniteUpdateError, RLTra
 from rl_training.output import drop_lost_output, printable_warnings, show_line, warn_of_lost_output
 from rl_training.processes import kill_children, mark_children
 from rl_training.signals import exiting_on_signals
+from rl_training.waits import shown_waits
 
 _COMMANDS: dict[str, dict[str, Callable[..., int]]] = {
     "Train": {"train": train, "resume": resume},
@@ -97,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = typer.main.get_command(app)
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        with printable_warnings():
+        with printable_warnings(), shown_waits():
             return int(command.main(args=args or ["--help"], prog_name="rl-training", standalone_mode=False) or 0)
     except (typer.TyperException, RLTrainingError) as error:
         message = error.format_message() if isinstance(error, typer.TyperException) else str(error)

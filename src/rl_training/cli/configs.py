@@ -22,8 +22,9 @@ def load_config(path: Path | str) -> "TrainConfig":
 def resolve(layers: "Sequence[Layer]") -> "tuple[ResolvedConfig, LearnerParams]":
     """Merge the layers into one config, and validate it together with the algorithm's parameters; return both."""
     from rl_training.experiment.sources import located, resolve_config
-    from rl_training.runtime.registry import get_algorithm_spec
+    from rl_training.runtime.registry import get_algorithm_spec, place_parameters
 
+    layers = place_parameters(layers)
     resolved = resolve_config(layers)
     try:
         return resolved, get_algorithm_spec(resolved.config.algo).resolve_params_fn(resolved.config)

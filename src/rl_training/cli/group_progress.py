@@ -9,10 +9,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rl_training.cli.progress import ProgressDisplay, progress_console
 from rl_training.experiment.groups import GroupRecord, SeedStatus, format_seeds
 from rl_training.groups.observer import SeedProgress
 from rl_training.output import printable, shown_path
+from rl_training.rates import format_duration
+from rl_training.runtime.progress import ProgressDisplay, progress_console
 
 _REDRAW_SECONDS = 0.5
 _LINE_SECONDS = 10.0
@@ -104,13 +105,6 @@ def _speed(seeds: Sequence[SeedProgress]) -> str:
     rate = sum(each.rate for each in running)
     left = max(sum(each.steps_left for each in seeds) / rate, *(each.steps_left / each.rate for each in running))
     return f"  {rate:,.0f} steps/s  {format_duration(left)} left"
-
-
-def format_duration(seconds: float) -> str:
-    """Format seconds as `1:02:03` or `2:03`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _cells(progress: SeedProgress) -> list[str]:

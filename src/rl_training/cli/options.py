@@ -42,7 +42,7 @@ Assignments = Annotated[
         "--set",
         metavar="KEY=VALUE",
         rich_help_panel=WHAT_TO_TRAIN,
-        help="Set any config value, such as algo_kwargs.gamma=0.98. May be repeated.",
+        help="Set any config value or parameter of the algorithm, such as gamma=0.98. May be repeated.",
     ),
 ]
 StopAtReturnOption = Annotated[

@@ -9,6 +9,7 @@ from rl_training.cli.command import FAILED
 from rl_training.cli.completion import complete_run
 from rl_training.cli.options import (
     BUDGET,
+    MANY_SEEDS,
     SAFETY,
     WHAT_TO_TRAIN,
     Assignments,
@@ -52,6 +53,20 @@ TotalTimestepsOption = Annotated[
         help="The new total budget in environment steps, including those already trained.",
     ),
 ]
+SeedsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SEEDS", rich_help_panel=MANY_SEEDS, help="Add these seeds to a group, such as 11-20, and train them."
+    ),
+]
+SkipEpisodeOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-episode",
+        rich_help_panel=SAFETY,
+        help="Begin the next episode of the environment that failed, instead of repeating its last action.",
+    ),
+]
 ForceOption = Annotated[
     bool,
     typer.Option("--force", rich_help_panel=SAFETY, help="Allow --set to change values that alter the run's course."),
@@ -67,7 +82,9 @@ def resume(
     stop_at_return: StopAtReturnOption = None,
     stop_after: StopAfterOption = None,
     patience: PatienceOption = None,
+    seeds: SeedsOption = None,
     jobs: JobsOption = None,
+    skip_episode: SkipEpisodeOption = False,
     force: ForceOption = False,
     trust: TrustOption = False,
 ) -> int:
@@ -78,13 +95,14 @@ def resume(
     Examples:
         rl-training resume runs/RUN_ID
         rl-training resume runs/RUN_ID --total-timesteps 200000
+        rl-training resume runs/GROUP --seeds 11-20
         rl-training resume --checkpoint runs/RUN_ID/checkpoints/step_50176.pt
     """
     from rl_training.cli.console import show_nothing_left, show_result
-    from rl_training.cli.progress import ProgressDisplay
-    from rl_training.cli.seeds import is_group, refuse_jobs, resume_many
+    from rl_training.cli.seeds import is_group, refuse_group_options, resume_many
     from rl_training.experiment.sources import read_assignments
     from rl_training.runtime.callbacks import StopRules
+    from rl_training.runtime.progress import ProgressDisplay
     from rl_training.runtime.workflows import Finished, budget_layer, prepare_resume
 
     source = run or checkpoint
@@ -94,14 +112,16 @@ def resume(
     changes = read_assignments(assignments or [])
     with guarded_imports(source, [str(changes.values.get("env_id"))], trust=trust):
         if is_group(source):
-            if total_timesteps is not None or assignments or stop != StopRules() or force or verify:
-                raise ConfigError(f"{source} is a group of seeds: it can only be resumed with --jobs and --trust")
-            return resume_many(source, jobs)
-        refuse_jobs(jobs, "the directory of a group")
+            if assignments or stop != StopRules() or force or verify or skip_episode:
+                allowed = "--total-timesteps, --seeds, --jobs and --trust"
+                raise ConfigError(f"{source} is a group of seeds: it can only be resumed with {allowed}")
+            return resume_many(source, jobs, total_timesteps, seeds)
+        refuse_group_options("the directory of a group", jobs=jobs, seeds=seeds)
         if verify:
             return _verify(source)
         callbacks = [ProgressDisplay(), *stop.callbacks()]
-        prepared = prepare_resume(source, [changes, budget_layer(total_timesteps)], force=force)
+        layers = [changes, budget_layer(total_timesteps)]
+        prepared = prepare_resume(source, layers, force=force, skip_episode=skip_episode)
         if isinstance(prepared, Finished):
             show_nothing_left(prepared.result)
         else:

@@ -29,17 +29,18 @@ def read_many_seeds(seeds: str | None, jobs: str | None, resolved: "ResolvedConf
     from rl_training.experiment.groups import parse_seeds
 
     if seeds is None:
-        refuse_jobs(jobs, "--seeds")
+        refuse_group_options("--seeds", jobs=jobs)
         return None
     if resolved.sources.get(("seed",)) == "flag":  # --seeds replaces the seed of a file, but not one that was typed
         raise ConfigError(f"--seeds {seeds} and seed={resolved.config.seed}: give only one of them")
     return ManySeeds(parse_seeds(seeds), parse_jobs(jobs or "auto"))
 
 
-def refuse_jobs(jobs: str | None, partner: str) -> None:
-    """Raise an error if `--jobs` was given for a single run."""
-    if jobs is not None:
-        raise ConfigError(f"--jobs {jobs} is for many seeds: use it with {partner}")
+def refuse_group_options(partner: str, **options: str | None) -> None:
+    """Raise an error if an option that needs many seeds was given for a single run."""
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(f"--{name} {value} is for many seeds: use it with {partner}")
 
 
 def is_group(path: Path) -> bool:
@@ -85,19 +86,25 @@ def show_many_plan(config: "TrainConfig", many: ManySeeds) -> None:
     )
 
 
-def resume_many(group_dir: Path, jobs: str | None) -> int:
-    """Continue the seeds of a group that are not done."""
+def resume_many(group_dir: Path, jobs: str | None, total_timesteps: int | None, seeds: str | None) -> int:
+    """Continue the seeds of a group that are not done, up to a larger budget and with more seeds if they are given."""
+    from rl_training.experiment.groups import parse_seeds
     from rl_training.groups.many_seeds import is_complete, reopen_group
 
-    group = reopen_group(group_dir, None if jobs is None else parse_jobs(jobs))
+    group = reopen_group(
+        group_dir,
+        None if jobs is None else parse_jobs(jobs),
+        total_timesteps=total_timesteps,
+        seeds=() if seeds is None else parse_seeds(seeds),
+    )
     _admit(group.config)
     if is_complete(group):
         steps = sum(record.global_step for record in group.record.seeds)
         nothing_left = (
             f"is complete after {steps:,} steps of {len(group.record.seeds)} seeds: there is nothing left to do"
         )
-        larger = "--total-timesteps gives a larger budget to the run directory of one seed"
-        show_line(f"{shown_path(group.group_dir)} {nothing_left}; {larger}")
+        more = "--total-timesteps gives them a larger budget, and --seeds adds seeds"
+        show_line(f"{shown_path(group.group_dir)} {nothing_left}; {more}")
         return 0
     return _run(group)
 

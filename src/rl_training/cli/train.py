@@ -97,14 +97,14 @@ def train(
 
     Examples:
         rl-training train --algo ppo --env CartPole-v1
-        rl-training train --config my.yaml --set algo_kwargs.learning_rate=5e-4
+        rl-training train --config my.yaml --set learning_rate=5e-4
         rl-training train --algo ppo --env CartPole-v1 --seeds 1-10
     """
     from rl_training.cli.console import show_result
-    from rl_training.cli.progress import ProgressDisplay
     from rl_training.cli.seeds import read_many_seeds, train_many
     from rl_training.experiment.sources import read_assignments
     from rl_training.runtime.callbacks import StopRules
+    from rl_training.runtime.progress import ProgressDisplay
     from rl_training.runtime.registry import get_algorithm_spec
 
     flags = {"algo": algo, "env_id": env, "total_timesteps": total_timesteps, "seed": seed, "output_dir": output_dir}

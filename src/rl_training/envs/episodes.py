@@ -1,9 +1,11 @@
 """Episode bookkeeping for a vector of envs: seed, actions, return and length of every episode."""
 
 import math
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -270,6 +272,29 @@ def step_place(index: int, episode: int, seed: int | None, *, step: int, action:
 def reset_place(index: int, episode: int, seed: int | None) -> str:
     """Describe the episode that an env is about to begin, for messages."""
     return f"env {index}, episode {episode} (seed {seed}), reset"
+
+
+@dataclass(frozen=True)
+class FailedEpisode:
+    """The training episode in which an env failed, as the error message names it."""
+
+    env: int
+    place: str
+    """The env, episode, seed and step."""
+
+    @classmethod
+    def find(cls, message: str) -> "FailedEpisode | None":
+        """Find the episode in a message that begins with the result of `step_place` or `reset_place`."""
+        found = re.match(r"(?:\w+: )?(env (\d+), episode \d+ \(seed \w+\), (?:step \d+|reset))", message)
+        return None if found is None else cls(int(found[2]), found[1])
+
+
+def skip_episode(state: dict[str, Any], env: int) -> dict[str, Any]:
+    """Return the state of an `EpisodeTracker` with which one env begins another episode when it is restored."""
+    if state["ended"][env]:  # the episode that could not begin is skipped
+        numbers = [number + (index == env) for index, number in enumerate(state["episode_numbers"])]
+        return {**state, "episode_numbers": numbers}
+    return {**state, "seeds": [None if index == env else seed for index, seed in enumerate(state["seeds"])]}
 
 
 def batch_obs(space: Space[Any], observations: Sequence[Any], locate: Callable[[int], str]) -> Any:

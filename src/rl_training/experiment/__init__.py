@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AlgorithmSpec", "DefaultExperimentManager", "TrainConfig", "get_algorithm_spec"]
 
-__getattr__ = lazy_attributes(
+__getattr__, __dir__ = lazy_attributes(
     __name__,
     {
         "AlgorithmSpec": "rl_training.runtime.registry",

@@ -32,6 +32,7 @@ from rl_training.experiment.segments import (
     segment_files,
     self_contained,
 )
+from rl_training.waits import announced
 
 BEST_NAME = "best.pt"
 _STEP_NAME = re.compile(r"step_(\d+)\.pt")
@@ -234,7 +235,8 @@ def open_without_experience(path: Path | str, *, best: bool = False) -> OpenedCh
 
 def _open(target: Path, load: Callable[[Path], CheckpointState], *, best: bool) -> OpenedCheckpoint:
     if not target.is_dir():
-        return OpenedCheckpoint(target, load(target))
+        with announced(f"reading {target.name}"):
+            return OpenedCheckpoint(target, load(target))
     directory = target / "checkpoints" if (target / "checkpoints").is_dir() else target
     if directory != target:
         check_folder(directory)
@@ -244,7 +246,8 @@ def _open(target: Path, load: Callable[[Path], CheckpointState], *, best: bool) 
         try:
             if candidate.is_symlink():
                 raise CheckpointError(f"checkpoint {candidate} is a symbolic link, which is not followed")
-            opened = OpenedCheckpoint(candidate, load(candidate))
+            with announced(f"reading {candidate.name}"):
+                opened = OpenedCheckpoint(candidate, load(candidate))
         except CheckpointError as error:
             refused.append(str(error))
         else:

@@ -158,11 +158,15 @@ class TrainConfig(StrictModel):
     env_id: Annotated[Name, BeforeValidator(_env_path)]
     """Gymnasium id; `module:Id-v0` imports the module first. `module:name` may also be a class or function."""
     seed: Annotated[Int, Field(ge=0, le=2**63 - 1)] = 1
+    """Seed of everything that is random in the run."""
     total_timesteps: PositiveInt = 100_000
     """Budget in env steps."""
     output_dir: Annotated[Path, AfterValidator(_expand_home)] = Path("runs")
+    """Where the run directory is created."""
     device: Annotated[Name, AfterValidator(_check_device)] = "auto"
+    """`cpu`, `cuda`, `cuda:N`, `mps`, or `auto` for CUDA if it works and the CPU otherwise."""
     num_envs: PositiveInt = 1
+    """Number of environments that are stepped together."""
     vectorization: Annotated[Name, AfterValidator(_check_vectorization)] = "auto"
     """How the envs are stepped. The trajectories are the same in all cases.
 
@@ -210,6 +214,7 @@ class TrainConfig(StrictModel):
     eval_max_steps: Count = 27_000
     """Env steps after which an evaluation episode is cut off (the default is half an hour of Atari); 0 for no limit."""
     log_interval: PositiveInt = 1_000
+    """Env steps between two lines of metrics."""
     checkpoint_interval: Count = 50_000
     """Env steps between checkpoints; 0 saves by wall time and at the end only."""
     checkpoint_seconds: Annotated[Float, Field(ge=0.0)] = 300.0
@@ -217,9 +222,11 @@ class TrainConfig(StrictModel):
     keep_checkpoints: PositiveInt = 3
     """Number of newest checkpoints to keep on disk; the best one is always kept too."""
     tags: tuple[str, ...] = ()
+    """Labels that are stored with the run and sent to trackers."""
     trackers: Annotated[tuple[TrackerName, ...], AfterValidator(_check_unique)] = ("tensorboard",)
     """Trackers that get the metrics in addition to `metrics.jsonl`. One that fails is left out, with a warning."""
     tracker_options: TrackerOptions = TrackerOptions()
+    """Where trackers write."""
     callbacks: tuple[Annotated[Entry, BeforeValidator(_read_callback)], ...] = ()
     """Callbacks that take part in the run, also after a resume, with their saved state.
 
@@ -227,7 +234,9 @@ class TrainConfig(StrictModel):
     keyword arguments.
     """
     algo_kwargs: ParamsDict = Field(default_factory=dict)
+    """Parameters of the algorithm, such as `learning_rate`."""
     env_kwargs: PlainDict = Field(default_factory=dict)
+    """Arguments of the environment's constructor."""
 
 
 def plain_config(config: TrainConfig) -> dict[str, Any]:

@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["DefaultExperimentManager"]
 
-__getattr__ = lazy_attributes(__name__, dict.fromkeys(__all__, "rl_training.runtime.manager"))
+__getattr__, __dir__ = lazy_attributes(__name__, dict.fromkeys(__all__, "rl_training.runtime.manager"))

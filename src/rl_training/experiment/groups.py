@@ -1,5 +1,6 @@
 """Groups: directories with one run per seed of a config, and `group.json`, which records the status of each seed."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -149,9 +150,26 @@ def create_group(config: TrainConfig, seeds: Sequence[int], **about: Any) -> tup
         **about,
     )
     group_dir = make_directory(config.output_dir, name, (LOGS_FOLDER,))
-    write_values(group_dir / CONFIG_FILE, _without_seed(config))
+    write_group_config(group_dir, config)
     write_group(group_dir, record)
     return group_dir, record
+
+
+def extended_group(record: GroupRecord, config: TrainConfig, group_dir: Path, seeds: Iterable[int]) -> GroupRecord:
+    """Return the record with the config's budget, and with those of the seeds that the group does not have yet."""
+    known = [each.seed for each in record.seeds]
+    new = checked_seeds([*known, *(seed for seed in seeds if seed not in known)])[len(known) :]
+    suffix = record.seeds[0].run_dir.rpartition("__")[2]
+    names = {seed: run_name(seed_config(config, seed, group_dir), suffix) for seed in new}
+    added = tuple(SeedRecord(seed=seed, run_dir=name) for seed, name in names.items())
+    return record.model_copy(
+        update={"total_timesteps": config.total_timesteps, "seeds": (*record.seeds, *added)},
+    )
+
+
+def write_group_config(group_dir: Path, config: TrainConfig) -> None:
+    """Write the config that all runs of the group have in common."""
+    write_values(group_dir / CONFIG_FILE, _without_seed(config))
 
 
 def _without_seed(config: TrainConfig) -> dict[str, Any]:
@@ -222,12 +240,17 @@ def log_path(group_dir: Path, seed: int) -> Path:
     return group_dir / LOGS_FOLDER / f"seed{seed}.log"
 
 
-def read_outcome(group_dir: Path, record: SeedRecord) -> SeedRecord:
-    """Return the record of a seed as its run directory shows it, when no process works on it any more."""
+def read_outcome(group_dir: Path, record: SeedRecord, total_timesteps: int) -> SeedRecord:
+    """Return the record of a seed as its run directory shows it, when no process works on it any more.
+
+    A run that has completed a smaller budget than `total_timesteps` waits for the rest.
+    """
     metadata = _read_run_metadata(group_dir, record)
     status: Any = metadata.get("status")
     if status not in get_args(SeedStatus):
         return record.model_copy(update={"status": "waiting", "reason": None})
+    if status == "completed" and run_budget(group_dir / record.run_dir) < total_timesteps:
+        return with_outcome(group_dir, record, "waiting", None)
     if status == "running":
         return with_outcome(group_dir, record, "interrupted", "its process no longer exists")
     return with_outcome(group_dir, record, status, metadata.get("error") or record.reason)
@@ -242,6 +265,14 @@ def with_outcome(group_dir: Path, record: SeedRecord, status: SeedStatus, reason
         return SeedRecord(**{**record.model_dump(), **numbers, "status": status, "reason": why})
     except ConfigError:  # the metadata is damaged
         return record.model_copy(update={"status": status})
+
+
+def run_budget(run_dir: Path) -> float:
+    """Return the budget of a run according to its metadata; infinite if the file does not say it."""
+    try:
+        return float(read_metadata(context_of(run_dir))["total_timesteps"])
+    except (RunDirectoryError, LookupError, TypeError, ValueError):
+        return math.inf
 
 
 def _read_run_metadata(group_dir: Path, record: SeedRecord) -> dict[str, Any]:

@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["AlgorithmSpec", "get_algorithm_spec", "list_algorithm_specs"]
 
-__getattr__ = lazy_attributes(__name__, dict.fromkeys(__all__, "rl_training.runtime.registry"))
+__getattr__, __dir__ = lazy_attributes(__name__, dict.fromkeys(__all__, "rl_training.runtime.registry"))

@@ -14,6 +14,9 @@ class Schedule(StrictModel):
     start: Float
     end: Float = 0.0
 
+    def __str__(self) -> str:
+        return f"{self.start:g}" if self.schedule == "constant" else f"linear from {self.start:g} to {self.end:g}"
+
     @model_validator(mode="after")
     def _end_needs_linear(self) -> "Schedule":
         if self.schedule == "constant" and "end" in self.model_fields_set:

@@ -1,6 +1,8 @@
 """The strict base class of config models. Its errors name the field, the value and what is allowed."""
 
 from collections.abc import Iterable
+from inspect import Parameter, Signature, cleandoc
+from textwrap import indent
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -77,15 +79,39 @@ def config_error(problems: Iterable[Problem]) -> ConfigError:
 
 
 class StrictModel(BaseModel):
-    """A frozen model that refuses unknown keys and raises `ConfigError` instead of pydantic's own error."""
+    """A frozen model that refuses unknown keys and raises `ConfigError` instead of pydantic's own error.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    The docstrings of its fields are a part of its own, so that `help()` shows them.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        cls.__doc__ = f"{cleandoc(cls.__doc__ or '')}\n\n{describe_fields(cls)}"
+        keywords = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=Parameter.empty if field.is_required() else ...)
+            for name, field in cls.model_fields.items()
+        ]
+        cls.__signature__ = Signature(keywords)  # with types and defaults, it would fill a page
 
     def __init__(self, **data: Any) -> None:
         try:
             super().__init__(**data)
         except ValidationError as error:
             raise config_error(_problems(error, type(self).model_fields)) from None
+
+
+def describe_fields(model: type[BaseModel]) -> str:
+    """Describe every field of a model, with its default, for a docstring."""
+    texts = []
+    for name, field in model.model_fields.items():
+        default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)}"
+        inherited = (each.model_fields.get(name) for each in model.__mro__ if issubclass(each, BaseModel))
+        description = next((each.description for each in inherited if each and each.description), "")
+        texts.append(f"{name} ({default})\n{indent(description, '    ')}")
+    return "\n".join(texts)
 
 
 def validate_section(model: type[ModelT], values: dict[str, Any], section: str) -> ModelT:

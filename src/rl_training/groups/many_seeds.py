@@ -12,13 +12,14 @@ from typing import Literal
 from rl_training.cores import available_cores
 from rl_training.envs.factory import resolve_action_mask
 from rl_training.errors import ConfigError, RunDirectoryError, TrainingInterrupted, TrainingStateError, describe_error
-from rl_training.experiment.config import TrainConfig, with_resolved_params
+from rl_training.experiment.config import TrainConfig, plain_config, with_resolved_params
 from rl_training.experiment.groups import (
     GROUP_FILE,
     GroupRecord,
     SeedRecord,
     checked_seeds,
     create_group,
+    extended_group,
     log_path,
     read_group,
     read_group_config,
@@ -26,6 +27,7 @@ from rl_training.experiment.groups import (
     seed_config,
     with_outcome,
     write_group,
+    write_group_config,
 )
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import check_output_dir
@@ -96,9 +98,16 @@ def train_seeds(
     return run_group(prepare_group(config, seeds, jobs, stop or StopRules()), observer)
 
 
-def resume_seeds(group_dir: Path, jobs: Jobs | None = None, *, observer: GroupObserver | None = None) -> GroupResult:
-    """Resume the unfinished seeds of a group in place."""
-    group = reopen_group(group_dir, jobs)
+def resume_seeds(
+    group_dir: Path,
+    jobs: Jobs | None = None,
+    *,
+    total_timesteps: int | None = None,
+    seeds: Iterable[int] = (),
+    observer: GroupObserver | None = None,
+) -> GroupResult:
+    """Resume the unfinished seeds of a group in place, up to a larger budget and with more seeds if they are given."""
+    group = reopen_group(group_dir, jobs, total_timesteps=total_timesteps, seeds=seeds)
     return GroupResult(group.group_dir, group.record) if is_complete(group) else run_group(group, observer)
 
 
@@ -129,11 +138,22 @@ def prepare_group(config: TrainConfig, seeds: Iterable[int], jobs: Jobs, stop: S
     return PreparedGroup(group_dir, record, config)
 
 
-def reopen_group(group_dir: Path, jobs: Jobs | None) -> PreparedGroup:
-    """Read an existing group; if `jobs` is None, use as many processes as before."""
+def reopen_group(
+    group_dir: Path, jobs: Jobs | None, *, total_timesteps: int | None = None, seeds: Iterable[int] = ()
+) -> PreparedGroup:
+    """Read an existing group; if `jobs` is None, use as many processes as before.
+
+    A larger `total_timesteps` and new `seeds` extend the group as soon as it is run.
+    """
     group_dir = group_dir.absolute()
     record = read_group(group_dir)
     config = read_group_config(group_dir, record)
+    if total_timesteps is not None:
+        if total_timesteps < config.total_timesteps:
+            budget = config.total_timesteps
+            raise ConfigError(f"total_timesteps={total_timesteps}: the group has {budget}; give a larger budget")
+        config = TrainConfig(**{**plain_config(config), "total_timesteps": total_timesteps})
+    record = extended_group(record, config, group_dir, seeds)
     count = resolve_jobs(record.jobs if jobs is None else jobs, len(record.seeds), config.num_threads)
     try:
         StopRules(**record.stop).callbacks()
@@ -144,7 +164,7 @@ def reopen_group(group_dir: Path, jobs: Jobs | None) -> PreparedGroup:
 
 def is_complete(group: PreparedGroup) -> bool:
     """Return whether the group has ended and all its runs are finished."""
-    left = [read_outcome(group.group_dir, record) for record in group.record.seeds]
+    left = [read_outcome(group.group_dir, each, group.config.total_timesteps) for each in group.record.seeds]
     return group.record.status == "completed" and all(record.done for record in left)
 
 
@@ -165,13 +185,17 @@ class _GroupRun:
         self._observer = observer
         self._signal_announced = False
         # Read again, because another process may have changed it before the lock was taken.
-        left = tuple(read_outcome(group.group_dir, record) for record in read_group(group.group_dir).seeds)
+        newest, budget = {each.seed: each for each in read_group(group.group_dir).seeds}, group.config.total_timesteps
+        seeds = {each.seed: each for each in group.record.seeds} | newest
+        left = tuple(read_outcome(group.group_dir, each, budget) for each in seeds.values())
         self._record = group.record.model_copy(update={"seeds": left, "status": "running", "ended_at": None})
-        self._progress = {each.seed: SeedProgress.from_record(each, group.record.total_timesteps) for each in left}
+        self._progress = {each.seed: SeedProgress.from_record(each, budget) for each in left}
 
     def run(self) -> GroupResult:
         """Train until the last seed has ended."""
         jobs = [self._job(record) for record in self._record.seeds if not record.done]
+        if read_group(self._group.group_dir).total_timesteps != self._record.total_timesteps:
+            write_group_config(self._group.group_dir, self._group.config)
         self._write()
         with collected_signals() as signals:
             self._observer.on_group_start(self._group.group_dir, self._record)

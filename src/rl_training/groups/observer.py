@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rl_training.experiment.groups import GroupRecord, SeedRecord, SeedStatus
+from rl_training.rates import RecentRate
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.types import MetricDict
 
@@ -19,14 +20,11 @@ class SeedProgress:
     """The budget in env steps."""
     status: SeedStatus = "waiting"
     step: int = 0
-    rate: float = 0.0
-    """Env steps per second."""
     reason: str | None = None
     seconds: float = 0.0
     """Training time, including the time before the run was resumed."""
     metrics: MetricDict = field(default_factory=dict)
-    _first_update: tuple[float, int] | None = None
-    """The time and the step of the first update from the process."""
+    _rate: RecentRate = field(default_factory=RecentRate)
 
     @classmethod
     def from_record(cls, record: SeedRecord, total: int) -> "SeedProgress":
@@ -43,10 +41,14 @@ class SeedProgress:
             self.metrics["eval/mean_reward"] = record.final_return
 
     def advance(self, step: int, metrics: MetricDict, clock: float) -> None:
-        """Store an update from the process, received at time `clock`, and compute the speed."""
+        """Store an update from the process, received at time `clock`."""
         self.step, self.metrics = step, metrics
-        first_clock, first_step = self._first_update = self._first_update or (clock, step)
-        self.rate = (step - first_step) / max(clock - first_clock, 1e-6)
+        self._rate.add(clock, step)
+
+    @property
+    def rate(self) -> float:
+        """Env steps per second, as fast as the seed trains now."""
+        return self._rate.value
 
     @property
     def steps_left(self) -> int:

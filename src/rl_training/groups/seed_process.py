@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rl_training.errors import TrainingInterrupted, describe_error
 from rl_training.experiment.checkpointing import step_checkpoints
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import open_regular, set_aside
-from rl_training.experiment.groups import SeedStatus
+from rl_training.experiment.groups import SeedStatus, run_budget
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import RunContext, context_of
 from rl_training.experiment.sources import Layer
@@ -33,6 +34,7 @@ from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.types import MetricDict
 from rl_training.runtime.workflows import prepare_resume
 from rl_training.signals import handled_stop_signals
+from rl_training.waits import shown_waits
 
 _UPDATE_SECONDS = 0.25
 _NAME_PREFIX = "seed-"
@@ -141,7 +143,8 @@ def run_seed(job: SeedJob, connection: Connection) -> None:
     _redirect_output(job.log_path)
     try:
         reporting = [job.make_callback()] if job.make_callback else []
-        outcome = _train(job, [*reporting, ProgressReporter(connection), *job.stop.callbacks()])
+        with shown_waits():
+            outcome = _train(job, [*reporting, ProgressReporter(connection), *job.stop.callbacks()])
         with suppress(OSError):
             connection.send(outcome)
         if outcome.status in ("completed", "stopped"):
@@ -171,8 +174,10 @@ def _train(job: SeedJob, callbacks: Sequence[Callback]) -> Outcome:
             train = get_algorithm_spec(job.config.algo).train_fn
             return Outcome(train(job.config, run_suffix=job.run_suffix, callbacks=callbacks).status)
         # Refuse a checkpoint that names another environment or wrapper: only the modules of the group may be imported.
-        same_env = Layer("group", {"env_id": job.config.env_id, "wrappers": job.config.wrappers})
-        return Outcome(prepare_resume(job.run_dir, [same_env]).train(callbacks=callbacks).status)
+        changes: dict[str, Any] = {"env_id": job.config.env_id, "wrappers": job.config.wrappers}
+        if run_budget(job.run_dir) < job.config.total_timesteps:
+            changes["total_timesteps"] = job.config.total_timesteps
+        return Outcome(prepare_resume(job.run_dir, [Layer("group", changes)]).train(callbacks=callbacks).status)
     except TrainingInterrupted as error:
         print(error, file=sys.stderr)
         return Outcome("interrupted", signal.Signals(error.signal_number).name)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "Run", "RunGroup", "compare", "load_group", "load_groups", "load_run"]
 
-__getattr__ = lazy_attributes(
+__getattr__, __dir__ = lazy_attributes(
     __name__,
     {
         "Comparison": "rl_training.results.comparison",

@@ -17,6 +17,7 @@ from rl_training.runtime.plan import Stretch, TrainingPlan, count_events, round_
 from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.training import ParamsT, define_algorithm
 from rl_training.streams import make_stream
+from rl_training.waits import announced
 
 
 def off_policy_algorithm(
@@ -96,7 +97,8 @@ def build_replay(config: TrainConfig, learner: OffPolicyLearner) -> ReplayBuffer
 
 def wire_off_policy(config: TrainConfig, learner: OffPolicyLearner, envs: VectorEnv) -> TrainingParts:
     """Connect a learner to envs through a replay buffer."""
-    replay = build_replay(config, learner)
+    with announced("making room for the replay buffer"):
+        replay = build_replay(config, learner)
     collector = LocalCollector(envs, learner.make_actor(range(config.num_envs)))
     return TrainingParts(learner, replay, collector, partial(run_off_policy, learner=learner, replay=replay))
 

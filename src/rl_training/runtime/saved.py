@@ -6,6 +6,8 @@ from typing import Any
 from rl_training.runtime.collector import Episode
 from rl_training.runtime.types import MetricDict
 
+SKIPPED_ENV = "skipped_env"
+"""The entry of a trainer state that names an env whose running episode is not continued; no checkpoint has it."""
 _COLLECTOR_FIELDS = ("envs", "obs", "actions", "acting", "samples")
 
 

@@ -33,6 +33,7 @@ from rl_training.runtime.run_utils import TrainingRun, describe_checkpoint, save
 from rl_training.runtime.saved import SavedProgress
 from rl_training.runtime.trainer import Status, TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
+from rl_training.waits import announced
 
 _CUT_EPISODES = "eval/cut_episodes"
 _RETURN_WINDOW = 100  # training episodes that `rollout/ep_rew_mean` averages over
@@ -268,9 +269,9 @@ class TrainingSession:
             self._mark_done("evaluate")
             return
         started = perf_counter()
-        result = self.evaluator.evaluate(
-            self.parts.learner.policy, self.config.eval_episodes, step, interrupted=self.interrupted
-        )
+        episodes = self.config.eval_episodes
+        with announced(f"playing {episodes} evaluation episodes"):
+            result = self.evaluator.evaluate(self.parts.learner.policy, episodes, step, interrupted=self.interrupted)
         self._time_split.add("evaluate", started)
         if not result.metrics:
             return
@@ -308,7 +309,8 @@ class TrainingSession:
         self._mark_done("save")
         if self._saved_at_step == self.state.global_step:
             return
-        self._checkpoint_path = self._write_checkpoint(name=None)
+        with announced("writing a checkpoint"):
+            self._checkpoint_path = self._write_checkpoint(name=None)
         self._saved_at_step, self._saved_at_time = self.state.global_step, time.monotonic()
         prune_checkpoints(self._checkpoint_path.parent, self.config.keep_checkpoints)
         self._note_progress()

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from rl_training.algorithms.base import LearnerParams, LearnerSetup
 from rl_training.compiling import compiling_pays
+from rl_training.envs.episodes import skip_episode
 from rl_training.envs.factory import (
     check_num_envs,
     make_env,
@@ -40,12 +41,13 @@ from rl_training.runtime.run_utils import (
     resolve_device,
     tuned_for_training,
 )
-from rl_training.runtime.saved import ResumeNote, SavedProgress
+from rl_training.runtime.saved import SKIPPED_ENV, ResumeNote, SavedProgress
 from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.stop_signals import stop_signals
 from rl_training.runtime.threads import resolve_threads
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.watchdog import Watchdog
+from rl_training.waits import announced
 
 ParamsT = TypeVar("ParamsT", bound=LearnerParams)
 LearnerT = TypeVar("LearnerT")
@@ -170,8 +172,9 @@ def _build_train_fn(
             check_output_dir(config)
         check_trackers(config)
         config, threads = resolve_threads(config, params)
-        config, mask = resolve_action_mask(config, usable=params.uses_action_masks)
-        config, vectorization = resolve_vectorization(config)
+        with announced(f"trying out {config.env_id}"):
+            config, mask = resolve_action_mask(config, usable=params.uses_action_masks)
+            config, vectorization = resolve_vectorization(config)
         if config.num_envs > _QUICKLY_BUILT:
             plan(config, params)
         # From the first weight on: the number of threads decides the last bits of a matrix product.
@@ -255,17 +258,25 @@ def _restore(
     with refusing_misfits(config):
         progress = SavedProgress.from_state(saved.trainer_state)
         parts.learner.load_state_dict(saved.algorithm_state)
-        parts.buffer.load_state_dict(saved.buffer_state)
+        with announced("loading the stored experience"):
+            parts.buffer.load_state_dict(saved.buffer_state)
         samples = [ReplaySample.from_state(sample) for sample in progress.collector["samples"]]
-        unrepeatable = check_replays(config, samples)  # before the envs of this process do anything
-        given_up = parts.collector.restore(progress.collector)
-    failures = [f"env {index} began a new episode, because {why}" for index, why in given_up.items()]
-    differences = find_differences(config, saved, options.scheduled)
+        with announced("comparing fresh envs with recorded steps, to tell whether this resume is exact"):
+            unrepeatable = check_replays(config, samples)  # before the envs of this process do anything
+        skipped = saved.trainer_state.get(SKIPPED_ENV)
+        if skipped is not None:
+            progress.collector["envs"] = skip_episode(progress.collector["envs"], skipped)
+        with announced("replaying the running episodes"):
+            given_up = parts.collector.restore(progress.collector)
+    reasons = {index: f"env {index} began a new episode, because {why}" for index, why in given_up.items()}
+    if skipped is not None:
+        reasons[skipped] = f"env {skipped} skipped the episode in which it had failed"
     missing = _missing_callbacks(progress, options.callbacks)
-    note = ResumeNote(progress.global_step, (*failures, *unrepeatable, *missing, *differences))
-    if failures or unrepeatable or missing:
+    notable = [*reasons.values(), *unrepeatable, *missing]
+    note = ResumeNote(progress.global_step, (*notable, *find_differences(config, saved, options.scheduled)))
+    if notable:
         warnings.warn(str(note), stacklevel=2)
-    if failures:
+    if given_up:
         parts.buffer.cut(list(given_up), progress.collector["obs"].numpy())
     return progress, note
 

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.algorithms.base import GradientStep
-from rl_training.errors import CheckpointError, ConfigError, NonFiniteUpdateError, RunDirectoryError
+from rl_training.envs.episodes import FailedEpisode
+from rl_training.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvironmentStepError,
+    NonFiniteUpdateError,
+    RunDirectoryError,
+)
 from rl_training.experiment.checkpointing import (
     CheckpointState,
     OpenedCheckpoint,
@@ -35,8 +42,9 @@ from rl_training.experiment.sources import Layer, read_yaml, resolve_config
 from rl_training.runtime.agents import Agent, build_agent
 from rl_training.runtime.callbacks import Callback, Listener
 from rl_training.runtime.evaluator import check_num_episodes
-from rl_training.runtime.registry import get_algorithm_spec
+from rl_training.runtime.registry import get_algorithm_spec, place_parameters
 from rl_training.runtime.run_utils import limited_threads
+from rl_training.runtime.saved import SKIPPED_ENV
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
 
@@ -76,6 +84,8 @@ class Continuation:
     run_dir: Path
     changes: Sequence[Layer]
     force: bool
+    skip_episode: bool = False
+    """Whether the env in which the run failed begins its next episode."""
 
     def check(self) -> "Continuation | Finished":
         """Return self, or the result of a finished run; refuse a run in use, a damaged run and an invalid config."""
@@ -97,8 +107,14 @@ class Continuation:
             context = context_of(self.run_dir)
             repair_metadata(context, _metadata_from(context, config, state))
             _warn_if_edited(context, state)
-            train = get_algorithm_spec(config.algo).train_fn
-            return train(config, checkpoint_state=state, callbacks=callbacks, lock=lock)
+            train, failed_before = get_algorithm_spec(config.algo).train_fn, _failed_episode(context)
+            try:
+                return train(config, checkpoint_state=state, callbacks=callbacks, lock=lock)
+            except EnvironmentStepError as error:
+                if failed_before is not None and FailedEpisode.find(str(error)) == failed_before:
+                    hint = f"`rl-training resume {self.run_dir} --skip-episode` begins the next episode instead"
+                    error.args = (f"{error}; it failed at the same step before: {hint}",)
+                raise
         finally:
             lock.release()
 
@@ -109,6 +125,8 @@ class Continuation:
         state = _with_due_evaluation(opened.state, context)
         place = Layer("place", {"output_dir": str(_output_dir(state, self.run_dir))})
         config = _changed_config(state, [place, *self.changes], force=self.force)
+        if self.skip_episode:
+            state = replace(state, trainer_state={**state.trainer_state, SKIPPED_ENV: self._env_to_skip(context)})
         done = _steps_if_complete(state, config)
         if done is None:
             return config, state
@@ -116,6 +134,14 @@ class Continuation:
         if not same_budget or _status(context) != "completed":
             raise _budget_error(config, done)
         return Finished(TrainResult(self.run_dir, opened.path, _final_metrics(context, done)))
+
+    def _env_to_skip(self, context: RunContext) -> int:
+        failed = _failed_episode(context)
+        if failed is None:
+            raise ConfigError(
+                f"--skip-episode: {self.run_dir} did not fail in an episode; resume it without this option"
+            )
+        return failed.env
 
 
 def _output_dir(state: CheckpointState, run_dir: Path) -> Path:
@@ -174,7 +200,7 @@ def continued_config(state: CheckpointState, changes: Sequence[Layer], *, force:
 
 
 def _changed_config(state: CheckpointState, changes: Sequence[Layer], *, force: bool) -> TrainConfig:
-    config = resolve_config([Layer("checkpoint", state.config), *changes]).config
+    config = resolve_config(place_parameters([Layer("checkpoint", state.config), *changes])).config
     get_algorithm_spec(config.algo).resolve_params_fn(config)
     differences = describe_training_differences(plain_config(checkpoint_config(state)), plain_config(config))
     if differences and not force:
@@ -192,8 +218,10 @@ def _steps_if_complete(state: CheckpointState, config: TrainConfig) -> int | Non
 
 
 def _budget_error(config: TrainConfig, done: int) -> ConfigError:
+    budget = config.total_timesteps
     return ConfigError(
-        f"total_timesteps={config.total_timesteps}: already trained for {done} steps; give a larger budget to continue"
+        f"total_timesteps={budget}: already trained for {done} steps, which the budget includes; "
+        f"to train {budget} more, give {done + budget}"
     )
 
 
@@ -210,24 +238,37 @@ def budget_layer(total_timesteps: int | None) -> Layer:
 
 
 def prepare_resume(
-    path: Path | str, changes: Sequence[Layer], *, force: bool = False
+    path: Path | str, changes: Sequence[Layer], *, force: bool = False, skip_episode: bool = False
 ) -> Continuation | Finished | Fork:
-    """Prepare to continue a run directory in place, or to fork a checkpoint file; refuse what cannot be resumed."""
-    prepared = _find_resume(Path(path), changes, force=force)
+    """Prepare to continue a run directory in place, or to fork a checkpoint file; refuse what cannot be resumed.
+
+    With `skip_episode`, the env in which the run failed begins its next episode.
+    """
+    prepared = _find_resume(Path(path), changes, force=force, skip_episode=skip_episode)
     return prepared.check() if isinstance(prepared, Continuation) else prepared
 
 
-def _find_resume(given: Path, changes: Sequence[Layer], *, force: bool) -> Continuation | Fork:
+def run_directory(path: Path) -> Path | None:
+    """Return the run directory that a path or its parent is; none for a file and for a folder of checkpoints alone."""
+    run_dir = (path.parent if path.name == "checkpoints" else path).absolute()
+    return run_dir if path.is_dir() and os.path.lexists(run_dir / METADATA_FILE) else None
+
+
+def _find_resume(
+    given: Path, changes: Sequence[Layer], *, force: bool, skip_episode: bool = False
+) -> Continuation | Fork:
     if not given.is_dir():
+        if skip_episode:
+            raise ConfigError(f"--skip-episode: {given} does not say which env failed; give the run directory")
         state = open_checkpoint(given).state
         return Fork(continued_config(state, changes, force=force), state)
-    run_dir = (given.parent if given.name == "checkpoints" else given).absolute()
-    if not os.path.lexists(run_dir / METADATA_FILE):
+    run_dir = run_directory(given)
+    if run_dir is None:
         open_without_experience(given)  # raises if there is no checkpoint
         raise CheckpointError(
             f"{given} contains checkpoints but is not a run directory; give one of the files to fork it"
         )
-    return Continuation(run_dir, changes, force)
+    return Continuation(run_dir, changes, force, skip_episode)
 
 
 def _with_due_evaluation(state: CheckpointState, context: RunContext) -> CheckpointState:
@@ -242,6 +283,14 @@ def _with_due_evaluation(state: CheckpointState, context: RunContext) -> Checkpo
 def _status(context: RunContext) -> object:
     try:
         return read_metadata(context).get("status")
+    except RunDirectoryError:  # damaged
+        return None
+
+
+def _failed_episode(context: RunContext) -> FailedEpisode | None:
+    """Return the episode in which an env ended the run; none if the run did not end that way."""
+    try:
+        return FailedEpisode.find(str(read_metadata(context).get("error")))
     except RunDirectoryError:  # damaged
         return None
 

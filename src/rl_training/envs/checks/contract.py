@@ -15,7 +15,7 @@ from rl_training.envs.checks.findings import Finding, Subject, random_actions
 from rl_training.envs.checks.recording import obs_fault
 from rl_training.envs.restore import AnyEnv
 from rl_training.errors import EnvironmentSetupError, describe_error
-from rl_training.packing import PackedObservations, describe_observations, nested_spaces
+from rl_training.packing import LEAF_SPACES, PackedObservations, describe_actions, describe_observations, nested_spaces
 
 # Advice that does not apply here: actions are scaled to their bounds, and the bounds of observations are not used.
 # `check_spaces` reports actions without bounds, and the wrapper around the env is `_CopyingWrapper`.
@@ -134,6 +134,16 @@ def _ppo_acts_in(space: spaces.Space[Any]) -> bool:
     return is_float_box or isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary))
 
 
+def _unsupported_parts(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> list[str]:
+    """Name the parts of both spaces that no algorithm supports, whatever the rest is."""
+    return [
+        f"{type(inner).__name__} ({'.'.join([what, *map(str, path)])})"
+        for what, space in (("observation", observation_space), ("action", action_space))
+        for path, inner in nested_spaces(space)
+        if not isinstance(inner, (*LEAF_SPACES, spaces.Text))
+    ]
+
+
 def check_spaces(subject: Subject) -> Finding:
     """Report which algorithms can train with these spaces."""
     with closing(subject.make()) as env:
@@ -145,9 +155,15 @@ def check_spaces(subject: Subject) -> Finding:
             "use Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these, with floats for continuous "
             "actions; or wrap the env"
         )
-        return Finding("spaces", "problem", f"{kinds}: no algorithm supports these", remedy)
+        culprits = ", ".join(_unsupported_parts(observation_space, action_space)) or "these"
+        return Finding("spaces", "problem", f"{kinds}: no algorithm supports {culprits}", remedy)
+    described = (
+        f"a network sees {describe_observations(observation_space)}; it chooses {describe_actions(action_space)}"
+    )
     if isinstance(action_space, spaces.Box) and not action_space.is_bounded():
         remedy = "declare finite bounds, so that sac can train it and ppo can scale its actions"
-        return Finding("spaces", "warning", f"{kinds} without finite bounds: trainable only with ppo", remedy)
-    seen = describe_observations(observation_space)
-    return Finding("spaces", "ok", f"{kinds}: trainable with {' and '.join(algorithms)}; a network sees {seen}")
+        return Finding(
+            "spaces", "warning", f"{kinds} without finite bounds: trainable only with ppo; {described}", remedy
+        )
+    trainable = f"trainable with {' and '.join(algorithms)}; {described}"
+    return Finding("spaces", "ok", f"{kinds}: {trainable}")

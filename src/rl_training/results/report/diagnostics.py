@@ -6,6 +6,7 @@ The thresholds were chosen so that runs of the presets that learn well get no hi
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,8 @@ HIGH_KL = 0.05
 """KL divergence in nats per update; PPO is usually kept several times below."""
 HIGH_CLIP_FRACTION = 0.4
 """Share of the samples of an update that are clipped."""
+USUAL_CLIP = 0.2
+"""The value of PPO's clip_coef that most people use."""
 LOW_EXPLAINED_VARIANCE = 0.2
 """Share of the variance of returns below which a value function is of little use."""
 Q_EXCESS = 3.0
@@ -68,8 +71,8 @@ def loss_not_finite(run: Run) -> Hint | None:
         "Loss not finite",
         f"not finite: {', '.join(sorted(names))}" if names else refused,
         "Weights that are not finite cannot recover.",
-        f"Look at the batch with `rl-training replay {run.run_dir}`. Lower learning_rate or max_grad_norm, and check "
-        "with `rl-training check-env` whether rewards and observations are bounded.",
+        f"Look at the batch with `rl-training replay {run.run_dir}`. Lower learning_rate, and check with "
+        "`rl-training check-env` whether rewards and observations are bounded.",
     )
 
 
@@ -83,8 +86,8 @@ def return_never_moved(run: Run) -> Hint | None:
         "Return never moved",
         f"the return stayed between {format_score(float(level.min()))} and {format_score(float(level.max()))}",
         "The agent has found nothing to learn from. Often the reward is too rare to be found by chance.",
-        "Explore more (ent_coef for PPO, a longer exploration_fraction for DQN), shape the reward, or raise the "
-        "budget. If this return is the best possible, ignore this hint.",
+        _advise(*_ways_to_explore(run), "shape the reward", "raise the budget")
+        + " If this return is the best possible, ignore this hint.",
     )
 
 
@@ -102,7 +105,7 @@ def entropy_collapsed(run: Run) -> Hint | None:
         f"entropy fell from {format_score(first)} to below {format_score(least * abs(first))} by env step "
         f"{low[0]:,.0f}, and the return did not rise after that",
         "An almost deterministic policy no longer explores, so it keeps the first behaviour that worked.",
-        "Raise ent_coef (PPO) or target_entropy (SAC), or lower learning_rate or update_epochs.",
+        _advise(*_ways_to_explore(run), "lower learning_rate", *_fewer_epochs(run)),
     )
 
 
@@ -115,7 +118,7 @@ def kl_too_high(run: Run) -> Hint | None:
         "KL too high",
         f"the policy moves by a median KL of {np.median(values):.3f} per update (more than {HIGH_KL:g})",
         "PPO's objective is only valid close to the policy that collected the data.",
-        "Set target_kl (such as 0.02), lower learning_rate or update_epochs, or raise minibatch_size.",
+        _advise(*_limit_kl(run), "lower learning_rate", *_fewer_epochs(run), *_larger_minibatch(run)),
     )
 
 
@@ -129,7 +132,7 @@ def clip_fraction_high(run: Run) -> Hint | None:
         f"in half of all updates {100 * float(np.median(values)):.0f} % or more of the samples were clipped "
         f"(more than {100 * HIGH_CLIP_FRACTION:g} %)",
         "Clipped samples have no gradient, so later epochs learn only from the rest.",
-        "Lower learning_rate or update_epochs; check that clip_coef is not far below 0.2.",
+        _advise("lower learning_rate", *_fewer_epochs(run), *_wider_clip(run)),
     )
 
 
@@ -142,15 +145,19 @@ def value_unexplained(run: Run) -> Hint | None:
         "Value unexplained",
         f"explained variance of the returns is at most {np.quantile(values, 0.75):.2f} in three of four updates",
         "If the value function predicts nothing, the advantages are mostly noise.",
-        "Normalise observations or rewards (normalize_obs, normalize_rewards), raise vf_coef or learning_rate, or "
-        "give the network more units. Check that the observation contains what decides the return.",
+        _advise(
+            *(f"set {name}" for name in ("normalize_obs", "normalize_rewards") if _params(run).get(name) is False),
+            "raise vf_coef or learning_rate",
+            "give the network more units",
+        )
+        + " Check that the observation contains what decides the return.",
     )
 
 
 def q_beyond_rewards(run: Run) -> Hint | None:
     """Check whether Q values are far beyond what the observed rewards allow."""
     q_values = run.curve("train/q_mean").values
-    params = run.config.get("algo_kwargs") or {}
+    params = _params(run)
     most = _largest_value(run, float(params.get("gamma", 0.99)))
     if len(q_values) < MIN_POINTS or most is None or params.get("normalize_rewards"):
         return None
@@ -161,8 +168,13 @@ def q_beyond_rewards(run: Run) -> Hint | None:
         "Q growing without return",
         f"Q values are about {format_score(size)} at the end; the observed rewards allow at most {format_score(most)}",
         "Overestimated values that grow through bootstrapping do not show which action is better.",
-        "Lower learning_rate or gamma, update the target network more slowly (target_update_interval, tau), use "
-        "double or a larger batch_size, or normalize_rewards.",
+        _advise(
+            "lower learning_rate or gamma",
+            *_slower_target(run),
+            *(["set double"] if params.get("double") is False else []),
+            "raise batch_size",
+            "set normalize_rewards",
+        ),
     )
 
 
@@ -179,7 +191,7 @@ def ends_below_best(run: Run) -> Hint | None:
         "Ends far below its best",
         f"the last evaluation is {format_score(last)}, the best was {format_score(best)} at env step {where:,.0f}",
         "The agent has become worse again, so its final checkpoint is not the best one.",
-        "Use checkpoints/best.pt. Lower learning_rate or let it fall (schedule: linear). If single evaluations are "
+        f"Use checkpoints/best.pt. {_advise('lower learning_rate', *_falling_rate(run))} If single evaluations are "
         "noisy, evaluate more episodes.",
     )
 
@@ -194,6 +206,62 @@ CHECKS: Sequence[Callable[[Run], Hint | None]] = (
     q_beyond_rewards,
     ends_below_best,
 )
+
+
+def _params(run: Run) -> dict[str, Any]:
+    """Return the parameters of the algorithm; the config of a run contains all of them, defaults included."""
+    return run.config.get("algo_kwargs") or {}
+
+
+def _advise(*ways: str) -> str:
+    """Join the ways to a sentence."""
+    *others, last = ways
+    text = f"{', '.join(others)} or {last}" if others else last
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _ways_to_explore(run: Run) -> list[str]:
+    """Return how to explore more with the run's own algorithm, beyond what its config already does."""
+    params = _params(run)
+    ways = ["raise ent_coef"] if "ent_coef" in params else []
+    if params.get("exploration_fraction", 1.0) < 1.0:
+        ways.append("raise exploration_fraction")
+    if "alpha" in params:
+        ways.append("raise target_entropy" if params["alpha"] == "auto" else "raise alpha")
+    return ways
+
+
+def _fewer_epochs(run: Run) -> list[str]:
+    return ["lower update_epochs"] if _params(run).get("update_epochs", 1) > 1 else []
+
+
+def _limit_kl(run: Run) -> list[str]:
+    params = _params(run)
+    if "target_kl" not in params:
+        return []
+    return ["set target_kl (such as 0.02)"] if params["target_kl"] is None else ["lower target_kl"]
+
+
+def _larger_minibatch(run: Run) -> list[str]:
+    params = _params(run)
+    rollout = params.get("num_steps", 0) * run.config.get("num_envs", 1)
+    return ["raise minibatch_size"] if params.get("minibatch_size", rollout) < rollout else []
+
+
+def _wider_clip(run: Run) -> list[str]:
+    clip = _params(run).get("clip_coef")
+    return ["raise clip_coef, which is usually 0.2"] if isinstance(clip, float) and clip < USUAL_CLIP / 2 else []
+
+
+def _slower_target(run: Run) -> list[str]:
+    params = _params(run)
+    if "target_update_interval" in params and params.get("tau", 1.0) == 1.0:
+        return ["raise target_update_interval"]
+    return ["lower tau"] if "tau" in params else []
+
+
+def _falling_rate(run: Run) -> list[str]:
+    return [] if isinstance(_params(run).get("learning_rate"), dict) else ["let it fall (schedule: linear)"]
 
 
 def _entropy(run: Run) -> tuple[Curve, float]:

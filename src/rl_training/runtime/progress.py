@@ -3,13 +3,15 @@
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TextIO, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
 from rl_training.output import DroppingStream, printable, shown_path
+from rl_training.rates import RecentRate, format_duration
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import CollectResult
 from rl_training.runtime.trainer import TrainerState, TrainResult
@@ -39,13 +41,13 @@ class ProgressDisplay(Callback):
         self._clock = clock
         self._bar: Progress | None = None
         self._task = TaskID(0)
-        self._started_at = self._shown_at = clock()
-        self._started_step = 0
+        self._shown_at = clock()
+        self._rate = RecentRate()
 
     def on_train_start(self, trainer: TrainerState) -> None:
         """Print what is trained and where, and open the display."""
-        self._started_at = self._shown_at = self._clock()
-        self._started_step = trainer.global_step
+        self._shown_at = self._clock()
+        self._rate.add(self._shown_at, trainer.global_step)
         config = trainer.config
         self._console.print(
             printable(
@@ -58,29 +60,31 @@ class ProgressDisplay(Callback):
         notes = [f"{name} {decision}" for name, decision in trainer.decisions.items()]
         for note in [*notes, str(trainer.resumed)] if trainer.resumed is not None else notes:
             self._console.print(printable(note), highlight=False, markup=False, soft_wrap=True)
-        if self._console.is_terminal:
+        if _can_redraw(self._console):
             self._bar = Progress(
                 BarColumn(bar_width=12, table_column=Column(min_width=12)),
                 MofNCompleteColumn(table_column=Column(no_wrap=True)),
                 TextColumn("{task.fields[rate]}/s", table_column=Column(no_wrap=True)),
-                TimeRemainingColumn(table_column=Column(no_wrap=True)),
+                TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
                 TextColumn("{task.fields[numbers]}", table_column=Column(ratio=1)),
                 console=self._console,
                 expand=True,
             )
             self._task = self._bar.add_task(
-                "", total=config.total_timesteps, completed=trainer.global_step, rate="-", numbers=""
+                "", total=config.total_timesteps, completed=trainer.global_step, rate="-", left="-", numbers=""
             )
             self._bar.start()
 
     def on_collect_end(self, trainer: TrainerState, result: CollectResult) -> None:
         """Show the newest numbers."""
         del result
+        self._rate.add(self._clock(), trainer.global_step)
         if self._bar is not None:
             self._bar.update(
                 self._task,
                 completed=min(trainer.global_step, trainer.config.total_timesteps),
-                rate=f"{self._rate(trainer):,.0f}",
+                rate=f"{self._rate.value:,.0f}",
+                left=self._time_left(trainer),
                 numbers=_format_metrics(trainer.metrics),
             )
         elif self._clock() - self._shown_at >= _LINE_SECONDS:
@@ -95,20 +99,24 @@ class ProgressDisplay(Callback):
         else:
             self._print_line(trainer)
 
-    def _rate(self, trainer: TrainerState) -> float:
-        elapsed = max(self._clock() - self._started_at, 1e-6)
-        return (trainer.global_step - self._started_step) / elapsed
+    def _time_left(self, trainer: TrainerState) -> str:
+        """Format the time left if the run goes on as fast as lately; a dash if that is not known yet."""
+        steps, rate = max(trainer.config.total_timesteps - trainer.global_step, 0), self._rate.value
+        return format_duration(steps / rate) if rate > 0.0 else "-"
 
     def _print_line(self, trainer: TrainerState) -> None:
-        total, rate = trainer.config.total_timesteps, self._rate(trainer)
-        left = max(total - trainer.global_step, 0) / max(rate, 1e-6)
         self._console.print(
-            f"{trainer.global_step:,}/{total:,} steps  {rate:,.0f} steps/s  {left:,.0f} s left  "
-            f"{_format_metrics(trainer.metrics)}",
+            f"{trainer.global_step:,}/{trainer.config.total_timesteps:,} steps  {self._rate.value:,.0f} steps/s  "
+            f"{self._time_left(trainer)} left  {_format_metrics(trainer.metrics)}",
             highlight=False,
             markup=False,
             soft_wrap=True,
         )
+
+
+def _can_redraw(console: Console) -> bool:
+    """Return whether a live display works here; in a notebook, it needs the package ipywidgets."""
+    return console.is_terminal and (not console.is_jupyter or find_spec("ipywidgets") is not None)
 
 
 def _format_metrics(metrics: MetricDict) -> str:
