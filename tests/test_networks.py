@@ -127,7 +127,13 @@ def test_a_module_solves_the_probe_that_the_mlp_solves(make_config: MakeConfig, 
     probe = "ContinuousProbe" if algo == "sac" else "ObservedRewardProbe"
     params = {**settings, **SAME_SHAPE[algo]}
     config = make_config(
-        algo=algo, env_id=f"rl_training/{probe}-v0", num_envs=8, total_timesteps=steps, algo_kwargs=params
+        algo=algo,
+        env_id=f"rl_training/{probe}-v0",
+        num_envs=8,
+        total_timesteps=steps,
+        eval_interval=0,
+        checkpoint_interval=0,
+        algo_kwargs=params,
     )
     model = model_class(config)
     metrics = model.learn().metrics
@@ -148,6 +154,7 @@ def test_cnns_learn_from_images(make_config: MakeConfig, algo: str, steps: int, 
         num_envs=8,
         total_timesteps=steps,
         eval_episodes=0,
+        checkpoint_interval=0,
         algo_kwargs=params,
     )
     run_dir = train(config)
