@@ -202,7 +202,10 @@ def test_a_run_trains_whatever_its_standard_streams_are(streams: str, options: l
     if options:
         assert {seed.status for seed in read_group(place.run_dir()).seeds} == {"completed"}
     else:
-        assert read_metadata(context_of(place.run_dir()))["status"] == "completed"
+        context = context_of(place.run_dir())
+        assert read_metadata(context)["status"] == "completed"
+        for file in (context.metrics_path, context.digests_path, context.config_path):  # not opened as a closed stream
+            assert "Training ppo" not in file.read_text()
     assert b"Traceback" not in errors
     assert (b"warning: stdout could not be written: No space left on device" in errors) == (">/dev/full" in streams)
     assert bool(output) == (streams == "2>&-")
