@@ -1,7 +1,9 @@
 """Fixtures that tests of every room share."""
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from rl_training.algorithms.base import GradientStep
+from rl_training.algorithms.optimizer import AppliedStep, Optimizer
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 
@@ -31,6 +35,14 @@ TINY_REPLAY = {
 TINY = {"ppo": TINY_PPO, "dqn": TINY_REPLAY, "sac": TINY_REPLAY}
 
 
+def wait_until(condition: Callable[[], object], seconds: float = 150.0) -> None:
+    """Wait for another process or thread; after these seconds it is too late, on a busy machine too."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def stored_rows(saved: CheckpointState) -> torch.Tensor:
     """The replay rows of a checkpoint, oldest first."""
     state = saved.buffer_state
@@ -45,6 +57,43 @@ def stored_rows(saved: CheckpointState) -> torch.Tensor:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a run remembers of this machine stays in the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def shared_packages(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of compiled updates that all tests with this fixture share: compiling takes 15 seconds of CPU time."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the folder above is that of all test processes
+        folder = folder.parent
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "shared_packages"))
+
+
+@pytest.fixture
+def compared_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Compare every compiled gradient step with an eager one from the same state, and list the names of these steps.
+
+    The weights at the end of two runs may differ more: one last bit can change what a replay buffer samples.
+    """
+    names: list[str] = []
+    apply_compiled = Optimizer._apply_compiled
+
+    def apply_both(optimizer: Optimizer, step: GradientStep, compile_as: str) -> AppliedStep:
+        before = [tensor.clone() for tensor in optimizer._kept]
+        with monkeypatch.context() as eager:
+            eager.setattr(optimizer, "_compile_as", None)
+            expected = optimizer.apply(step)
+        expected_kept = [tensor.clone() for tensor in optimizer._kept]
+        for tensor, old in zip(optimizer._kept, before, strict=True):
+            tensor.copy_(old)
+        applied = apply_compiled(optimizer, step, compile_as)
+        assert applied.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-5)
+        torch.testing.assert_close(applied.errors, expected.errors, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(optimizer._kept, expected_kept, rtol=1e-4, atol=1e-5)
+        names.append(step.name)
+        return applied
+
+    monkeypatch.setattr(Optimizer, "_apply_compiled", apply_both)
+    return names
 
 
 @pytest.fixture

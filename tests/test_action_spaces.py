@@ -505,7 +505,9 @@ def test_ppo_finds_the_best_composite_actions(
     env_class: type[DialsEnv] | type[SwitchesEnv], make_config: MakeConfig
 ) -> None:
     env_id = f"tests/{env_class.__name__.removesuffix('Env')}-v0"
-    config = make_config(env_id=env_id, num_envs=8, total_timesteps=8_000, eval_episodes=20, algo_kwargs=PROBE)
+    config = make_config(
+        env_id=env_id, num_envs=8, total_timesteps=8_000, eval_episodes=0, checkpoint_interval=0, algo_kwargs=PROBE
+    )
     model = PPO(config)
     model.learn()
     for shown, right in env_class.right.items():

@@ -14,6 +14,12 @@ SHORT = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a second or two; the replay buffers still overflow."""
+    monkeypatch.setattr("chaos._BUDGETS", {"ppo": 4_096, "dqn": 4_000, "sac": 2_400})
+
+
 @pytest.mark.parametrize("scenario", SHORT, ids=lambda scenario: scenario.algo)
 def test_a_killed_run_is_never_lost_and_ends_as_the_uninterrupted_one(scenario: Scenario, tmp_path: Path) -> None:
     outcome = run_scenario(scenario, kills=4, generator=random.Random(3), directory=tmp_path)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import sample_envs  # noqa: F401  (registers the envs)
-from conftest import MakeConfig
+from conftest import MakeConfig, wait_until
 
 from rl_training.cli import main
 from rl_training.envs.guard import STEP_PATIENCE, EnvCalls, EnvInterrupt
@@ -187,8 +187,7 @@ def test_a_process_that_was_stopped_has_not_hung(faulty: MakeFaulty, tmp_path: P
     with subprocess.Popen(command(config), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         deadline = threading.Timer(150.0, process.kill)
         deadline.start()
-        while (tmp_path / "armed").exists() and process.poll() is None:
-            time.sleep(0.05)
+        wait_until(lambda: not (tmp_path / "armed").exists() or process.poll() is not None)
         time.sleep(2.5)  # far longer than the timeout of a step
         process.send_signal(signal.SIGCONT)
         _, errors = process.communicate()

@@ -178,6 +178,7 @@ def test_a_task_that_one_frame_does_not_show_is_learnt(make_config: MakeConfig, 
         frame_stack=2,
         total_timesteps=8_000,
         eval_episodes=0,
+        checkpoint_interval=0,
         algo_kwargs={**SETTINGS[algo], "hidden_sizes": [64]},
     )
     returns = evaluate_checkpoint(train(config), 40)["eval_return_mean"]

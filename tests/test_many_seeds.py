@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import IO, Any
 import pytest
 import yaml
 from chaos import result_of
-from conftest import TINY_PPO, MakeConfig
+from conftest import TINY_PPO, MakeConfig, wait_until
 
 from rl_training.cli import main
 from rl_training.cli.console import show_group
@@ -276,8 +275,7 @@ def signalled(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequen
         for number in numbers[1:]:
             os.kill(os.getpid(), number)
         if numbers[1:]:  # nothing but death lets them go
-            while any(status == "running" for status in statuses(place.group()).values()):
-                time.sleep(0.01)
+            wait_until(lambda: "running" not in statuses(place.group()).values())
         for end in held:
             end.close()
 
@@ -348,9 +346,7 @@ def test_seeds_whose_owner_was_killed_save_and_end_and_nobody_takes_their_runs_b
     assert all("is in use by process" in (record.reason or "") for record in read_group(group_dir).seeds[:2])
     for end in held:
         end.close()
-    deadline = time.monotonic() + 150.0
-    while list(group_dir.glob("*/run.lock")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not list(group_dir.glob("*/run.lock")))
     for record in read_group(group_dir).seeds[:2]:
         metadata = read_metadata(context_of(group_dir / record.run_dir))
         assert (metadata["status"], metadata["stop_reason"]) == ("interrupted", "SIGTERM")

@@ -49,7 +49,13 @@ MASKS = pytest.mark.parametrize(
 
 def learn(make_config: MakeConfig, algo: str, env_id: str, steps: int, **changes: Any) -> Any:
     config = make_config(
-        algo=algo, env_id=env_id, total_timesteps=steps, eval_episodes=0, algo_kwargs=LEARNING[algo], **changes
+        algo=algo,
+        env_id=env_id,
+        total_timesteps=steps,
+        eval_episodes=0,
+        checkpoint_interval=0,
+        algo_kwargs=LEARNING[algo],
+        **changes,
     )
     return config, train(config)
 

@@ -127,7 +127,13 @@ def test_a_module_solves_the_probe_that_the_mlp_solves(make_config: MakeConfig, 
     probe = "ContinuousProbe" if algo == "sac" else "ObservedRewardProbe"
     params = {**settings, **SAME_SHAPE[algo]}
     config = make_config(
-        algo=algo, env_id=f"rl_training/{probe}-v0", num_envs=8, total_timesteps=steps, algo_kwargs=params
+        algo=algo,
+        env_id=f"rl_training/{probe}-v0",
+        num_envs=8,
+        total_timesteps=steps,
+        eval_interval=0,
+        checkpoint_interval=0,
+        algo_kwargs=params,
     )
     model = model_class(config)
     metrics = model.learn().metrics
@@ -148,6 +154,7 @@ def test_cnns_learn_from_images(make_config: MakeConfig, algo: str, steps: int, 
         num_envs=8,
         total_timesteps=steps,
         eval_episodes=0,
+        checkpoint_interval=0,
         algo_kwargs=params,
     )
     run_dir = train(config)
@@ -164,18 +171,19 @@ RUNS = [
 @pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=NEEDS_COMPILER)])
 @pytest.mark.parametrize(("algo", "env_id", "params"), RUNS)
 def test_a_run_with_a_module_resumes_exactly(
-    make_config: MakeConfig, algo: str, env_id: str, params: dict[str, Any], compiled: str
+    make_config: MakeConfig,
+    compared_steps: list[str],
+    algo: str,
+    env_id: str,
+    params: dict[str, Any],
+    compiled: str,
 ) -> None:
     config = make_config(algo=algo, env_id=env_id, num_envs=2, compile=compiled, algo_kwargs={**TINY[algo], **params})
     straight = train(config)
     run_dir = train(config, SignalAt(70, "collect"))
     resume_training(run_dir)
     assert outcome(run_dir) == outcome(straight)
-    if compiled == "on":
-        eager = train(config.model_copy(update={"compile": "off"}))
-        weights, expected = (weights_of(each) for each in (straight, eager))
-        for name, weight in weights.items():
-            torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=1e-4)
+    assert bool(compared_steps) == (compiled == "on")
 
 
 def test_sac_trains_on_images(make_config: MakeConfig) -> None:

@@ -252,6 +252,7 @@ def test_an_algorithm_learns_with_it(make_config: MakeConfig, algo: str, params:
         num_envs=8,
         total_timesteps=steps,
         eval_episodes=0,
+        checkpoint_interval=0,
         algo_kwargs={**settings, **params},
     )
     model = model_class(config)

@@ -69,6 +69,7 @@ def test_a_plugin_solves_a_probe(make_config: MakeConfig, algo: str) -> None:
         num_envs=8,
         total_timesteps=steps,
         eval_episodes=0,
+        checkpoint_interval=0,
         algo_kwargs=SETTINGS[algo],
     )
     run_dir = train(config)

@@ -86,6 +86,7 @@ def test_an_algorithm_learns_in_bfloat16(make_config: MakeConfig, algo: str) -> 
         num_envs=8,
         total_timesteps=steps,
         eval_episodes=0,
+        checkpoint_interval=0,
         algo_kwargs={**settings, **BFLOAT16},
     )
     model: Any = model_class(config)

@@ -49,6 +49,7 @@ def solve(make_config: MakeConfig, algo: str, probe: str, factor: float = 1.0) -
         num_envs=8,
         total_timesteps=int(factor * steps),
         eval_episodes=0,
+        checkpoint_interval=0,
         algo_kwargs=settings,
     )
     model = model_class(config)

@@ -176,10 +176,11 @@ def test_a_larger_budget_is_named_when_a_schedule_follows_it(
 def test_updates_that_were_compiled_and_run_eagerly_now_are_named(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, compiler: str, packages: list[str] | None, named: bool
 ) -> None:
-    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.warns(UserWarning, match="compiling failed"):
         run_dir = train_ppo(make_config(compile="on")).run_dir
     assert load_checkpoint(find_checkpoint(run_dir)).metadata["packages"] is None
+    monkeypatch.setenv("CXX", compiler)
     with pytest.warns(UserWarning, match="compiling failed|cannot be compiled here"):
         note = resumed_note(run_dir, 192, {"packages": packages})
     assert note["reasons"] == (["updates were compiled before but cannot be compiled here"] if named else [])

@@ -4,8 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 from chaos import result_of
-from conftest import TINY_PPO, TINY_REPLAY
+from conftest import TINY_PPO, TINY_REPLAY, wait_until
 
 from rl_training.cli import main
 from rl_training.experiment.groups import read_group
@@ -86,6 +86,16 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def programs_of(process: psutil.Process) -> list[psutil.Process]:
     """The programs that the envs of a command have started, while its workers are alive."""
     return [child for child in process.children(recursive=True) if "600.125" in child.cmdline()]
+
+
+def workers_with_programs(owner: psutil.Process) -> dict[psutil.Process, list[psutil.Process]]:
+    """The workers whose envs have started programs, with these programs."""
+    found = {}
+    for child in owner.children():
+        with suppress(psutil.NoSuchProcess):  # a short command, which has ended meanwhile
+            if "600.125" not in child.cmdline():
+                found[child] = programs_of(child)
+    return {worker: programs for worker, programs in found.items() if programs}
 
 
 EARLY = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGHUP, 129)]
@@ -192,7 +202,10 @@ def test_a_run_trains_whatever_its_standard_streams_are(streams: str, options: l
     if options:
         assert {seed.status for seed in read_group(place.run_dir()).seeds} == {"completed"}
     else:
-        assert read_metadata(context_of(place.run_dir()))["status"] == "completed"
+        context = context_of(place.run_dir())
+        assert read_metadata(context)["status"] == "completed"
+        for file in (context.metrics_path, context.digests_path, context.config_path):  # not opened as a closed stream
+            assert "Training ppo" not in file.read_text()
     assert b"Traceback" not in errors
     assert (b"warning: stdout could not be written: No space left on device" in errors) == (">/dev/full" in streams)
     assert bool(output) == (streams == "2>&-")
@@ -211,14 +224,15 @@ def test_a_run_ends_with_the_programs_that_its_envs_have_started(starts: str, ve
 
 @pytest.mark.parametrize("starts", ["child", "session"])
 def test_programs_of_envs_in_workers_end_with_a_run_that_is_killed(starts: str, place: Place) -> None:
-    place.configure(vectorization="async", eval_episodes=0, env_kwargs={"starts": starts})
+    place.configure(
+        total_timesteps=10**9, compile="off", vectorization="async", eval_episodes=0, env_kwargs={"starts": starts}
+    )
     process = place.start(place.argv(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    workers: list[psutil.Process] = []
-    while len(workers) < 2 or not all(programs_of(worker) for worker in workers):
-        workers = [child for child in psutil.Process(process.pid).children() if "600.125" not in child.cmdline()]
-        time.sleep(0.02)
-    programs = [program for worker in workers for program in programs_of(worker)]
-    of_owner = [program for program in programs_of(psutil.Process(process.pid)) if program not in programs]
+    owner = psutil.Process(process.pid)
+    wait_until(lambda: len(workers_with_programs(owner)) == 2)
+    workers = workers_with_programs(owner)
+    programs = [program for of_worker in workers.values() for program in of_worker]
+    of_owner = [program for program in programs_of(owner) if program not in programs]
     process.kill()
     assert not psutil.wait_procs([*workers, *programs], timeout=LATEST)[1]
     assert len(programs) >= 2

@@ -137,9 +137,7 @@ def test_nor_does_any_process_of_a_group(workplace: Path, start: Run) -> None:
         workplace, env_id="CartPole-v1", vectorization="async", num_envs=2, envs_per_worker=1, compile="on"
     )
     hijacked = plant_modules(workplace, everything())
-    answer = start(
-        "train", "--config", str(config), "--seeds", "1-2", "--output-dir", "out", CXX=str(workplace / "none")
-    )
+    answer = start("train", "--config", str(config), "--seeds", "1-2", "--output-dir", "out", CXX="false")
     assert not hijacked.exists(), hijacked.read_text()
     assert answer.returncode == 0, answer.stderr
     logs = "".join(path.read_text() for path in workplace.glob("out/*/logs/*.log"))

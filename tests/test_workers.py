@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -15,7 +16,7 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
-from conftest import MakeConfig
+from conftest import MakeConfig, wait_until
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
@@ -26,8 +27,8 @@ from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
 from rl_training.errors import CheckpointError, EnvironmentSetupError, EnvironmentStepError, TrainingStateError
 
-SOON = 30.0  # seconds within which every accident is noticed, on a busy machine too
-PATIENT = 60.0  # seconds that a step may take where no test waits for a timeout
+SOON = 150.0  # seconds within which every accident is noticed, on a busy machine too
+PATIENT = 600.0  # seconds that a step may take where no test waits for a timeout
 ALWAYS = 100
 
 
@@ -451,11 +452,11 @@ SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 from test_workers import in_processes, stop_worker
-envs = in_processes(options={"step_timeout": 60.0}, mischief="hang", plan=(1,), memory=Path(sys.argv[2]))
+envs = in_processes(mischief="hang", plan=(1,), memory=Path(sys.argv[2]))
 envs.reset()
 print(*(process.pid for process in envs.processes), flush=True)
 if sys.argv[1] == "idle":
-    time.sleep(60.0)
+    time.sleep(600.0)
 elif sys.argv[1] == "hung":
     envs.step([0, 0, 0, 0])
 else:
@@ -479,8 +480,8 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_workers_end_when_their_owner_is_killed(does: str, tmp_path: Path) -> None:
     owner, workers = start_owner(does, tmp_path)
     with owner:
-        while does == "hung" and not list(tmp_path.iterdir()):
-            time.sleep(0.01)
+        if does == "hung":
+            wait_until(lambda: any(tmp_path.iterdir()))
         owner.kill()
         _, alive = psutil.wait_procs(workers, timeout=SOON)
     assert len(workers) == 4
@@ -575,13 +576,19 @@ def test_an_interrupted_step_leaves_no_stale_answer(tmp_path: Path) -> None:
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
+    def interrupt_the_hang() -> None:
+        wait_until(lambda: any(tmp_path.iterdir()))
+        os.kill(os.getpid(), signal.SIGALRM)
+
     before = signal.signal(signal.SIGALRM, interrupt)
     options = {"envs_per_worker": 4}
     with closing(in_processes(options=options, mischief="hang", plan=(1,), memory=tmp_path)) as envs:
         envs.reset()
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        interrupter = threading.Thread(target=interrupt_the_hang)
+        interrupter.start()
         with pytest.raises(KeyboardInterrupt):
             envs.step(np.zeros(4, dtype=np.int64))
+        interrupter.join()
         signal.signal(signal.SIGALRM, before)
         with pytest.warns(UserWarning, match="it does not accept commands"):
             obs, _ = envs.reset()

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rl_training.compiling import cache_dir, remember_compiling
+from rl_training.compiling import cache_dir, compiler_found, remember_compiling
 from rl_training.cores import cpu_features
 from rl_training.errors import describe_error, describe_exit
 from rl_training.interpreters import isolated_command
@@ -145,6 +145,8 @@ def _load(package: Path) -> CompiledStep:
 
 def _make(step: Step, inputs: Sequence[Tensor], package: Path) -> CompiledStep:
     """Compile in a temporary folder, which is removed before (a killed process may have left it) and after."""
+    if not compiler_found():  # the process that compiles would notice it after several seconds
+        raise RuntimeError("there is no C++ compiler; install g++, or set CXX to the path of another one")
     began = time.perf_counter()
     build = package.with_suffix(".build")
     _discard(build)
