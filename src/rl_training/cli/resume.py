@@ -1,7 +1,8 @@
 """`resume`: continue a run or a group of seeds, fork a checkpoint, or verify that this machine repeats a run."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +22,10 @@ from rl_training.cli.options import (
 )
 from rl_training.errors import ConfigError
 from rl_training.trust import guarded_imports
+
+if TYPE_CHECKING:
+    from rl_training.runtime.callbacks import Callback
+    from rl_training.runtime.workflows import Continuation, Finished, Fork
 
 RunArgument = Annotated[
     Path | None,
@@ -98,12 +103,10 @@ def resume(
         rl-training resume runs/GROUP --seeds 11-20
         rl-training resume --checkpoint runs/RUN_ID/checkpoints/step_50176.pt
     """
-    from rl_training.cli.console import show_nothing_left, show_result
     from rl_training.cli.seeds import is_group, refuse_group_options, resume_many
     from rl_training.experiment.sources import read_assignments
     from rl_training.runtime.callbacks import StopRules
-    from rl_training.runtime.progress import ProgressDisplay
-    from rl_training.runtime.workflows import Finished, budget_layer, prepare_resume
+    from rl_training.runtime.workflows import budget_layer, prepare_resume
 
     source = run or checkpoint
     if source is None or (run and checkpoint):
@@ -119,13 +122,20 @@ def resume(
         refuse_group_options("the directory of a group", jobs=jobs, seeds=seeds)
         if verify:
             return _verify(source)
-        callbacks = [ProgressDisplay(), *stop.callbacks()]
+        callbacks = stop.callbacks()
         layers = [changes, budget_layer(total_timesteps)]
-        prepared = prepare_resume(source, layers, force=force, skip_episode=skip_episode)
-        if isinstance(prepared, Finished):
-            show_nothing_left(prepared.result)
-        else:
-            show_result(prepared.train(callbacks=callbacks))
+        return _train(prepare_resume(source, layers, force=force, skip_episode=skip_episode), callbacks)
+
+
+def _train(prepared: "Continuation | Finished | Fork", callbacks: "Sequence[Callback]") -> int:
+    from rl_training.cli.console import show_nothing_left, show_result
+    from rl_training.runtime.progress import ProgressDisplay
+    from rl_training.runtime.workflows import Finished
+
+    if isinstance(prepared, Finished):
+        show_nothing_left(prepared.result)
+    else:
+        show_result(prepared.train(callbacks=[ProgressDisplay(), *callbacks]))
     return 0
 
 
