@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from rl_training.experiment.metrics import RETURN
 from rl_training.runtime.collector import Episode
 from rl_training.runtime.types import MetricDict
 
@@ -17,6 +18,8 @@ class SavedProgress:
     num_updates: int
     num_episodes: int
     best_return: float | None
+    best_metric: str
+    best_value: float | None
     metrics: MetricDict
     evaluation: MetricDict
     evaluated_at: int
@@ -33,13 +36,14 @@ class SavedProgress:
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as tensors and plain values."""
         state = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "collector"}
-        state["episodes"] = [tuple(episode) for episode in self.episodes]
+        state["episodes"] = [(episode.episode_return, episode.length, dict(episode.info)) for episode in self.episodes]
         return {**state, **self.collector}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "SavedProgress":
         """Read the progress from a checkpoint's trainer state."""
-        state = {"samples": [], "acting": {}, **state}  # older checkpoints have neither
+        older = {"samples": [], "acting": {}, "best_metric": RETURN, "best_value": state["best_return"]}
+        state = {**older, **state}  # older checkpoints have none of these
         values = {field.name: state[field.name] for field in fields(cls) if field.name != "collector"}
         values["episodes"] = tuple(Episode(*episode) for episode in state["episodes"])
         return cls(**values, collector={name: state[name] for name in _COLLECTOR_FIELDS})
@@ -47,7 +51,7 @@ class SavedProgress:
     def forked(self) -> "SavedProgress":
         """Return the progress for a new run directory, which has no best checkpoint yet and whose clocks start at 0."""
         untimed = {name: value for name, value in self.metrics.items() if not name.startswith("time/")}
-        return replace(self, best_return=None, metrics=untimed)
+        return replace(self, best_return=None, best_value=None, metrics=untimed)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ class TrainerState:
     """Training episodes finished so far."""
     best_return: float | None = None
     """Best mean return of an evaluation so far."""
+    best_value: float | None = None
+    """Best value so far of the metric that decides which checkpoint is the best, the config's `best_metric`."""
     metrics: MetricDict = field(default_factory=dict)
     """The newest value of every logged metric."""
     stop_reason: str | None = None
