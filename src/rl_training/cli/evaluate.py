@@ -68,7 +68,9 @@ def evaluate(
     env_kwargs: EnvKwargsOption = None,
     trust: TrustOption = False,
 ) -> int:
-    """Play episodes with a trained agent and show their returns, and what the environment reports.
+    """Play episodes with a trained agent and show their returns.
+
+    The table has the mean of every number that the environment reports at the end of an episode, too.
 
     Examples:
         rl-training eval runs/RUN_ID
