@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rl_training.cli.completion import complete_run
-from rl_training.cli.options import WHAT_TO_PLAY, BestOption, TrustOption
+from rl_training.cli.options import WHAT_TO_PLAY, BestOption, EpisodeSeedOption, TrustOption
 from rl_training.errors import ConfigError
 from rl_training.trust import guarded_imports
 
@@ -29,15 +29,6 @@ CheckpointOption = Annotated[
 ]
 EpisodesOption = Annotated[
     int, typer.Option(metavar="N", rich_help_panel=WHAT_TO_PLAY, help="How many episodes to play.")
-]
-SeedOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        metavar="SEED",
-        rich_help_panel=WHAT_TO_PLAY,
-        help="The seed of the first episode; each further episode adds 1. By default, as in the run's evaluations.",
-    ),
 ]
 StochasticOption = Annotated[
     bool | None,
@@ -64,7 +55,7 @@ def evaluate(
     num_episodes: EpisodesOption = 10,
     best: BestOption = False,
     stochastic: StochasticOption = None,
-    seed: SeedOption = None,
+    seed: EpisodeSeedOption = None,
     env_kwargs: EnvKwargsOption = None,
     trust: TrustOption = False,
 ) -> int:

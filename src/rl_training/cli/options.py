@@ -30,6 +30,15 @@ BestOption = Annotated[
         "--best", rich_help_panel=WHAT_TO_PLAY, help="Use the best checkpoint of a run directory instead of the newest."
     ),
 ]
+EpisodeSeedOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="SEED",
+        rich_help_panel=WHAT_TO_PLAY,
+        help="The seed of the first episode; each further episode adds 1. By default, as in the run's evaluations.",
+    ),
+]
 RunsArgument = Annotated[
     list[Path],
     typer.Argument(
