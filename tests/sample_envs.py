@@ -56,6 +56,21 @@ class SeedEnv(CountingEnv):
         return super().step(action)
 
 
+class ReportingEnv(SeedEnv):
+    """Reports what it drew as numbers of several kinds, beside what cannot be logged; `extra` is how many more."""
+
+    def __init__(self, limit: int = 3, extra: int = 0) -> None:
+        super().__init__(limit)
+        self.extra = extra
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        drawn = float(self.shown[0])
+        info = {"is_success": np.bool_(drawn > 0.5), "drawn": drawn if drawn > 0.5 else 0, "a/b c": np.float32(drawn)}
+        ignored = {"nan": np.nan, "word": "x", "path": np.zeros(2), "_own": 1, "TimeLimit.truncated": True}
+        return obs, reward, terminated, truncated, {**info, **ignored, **dict.fromkeys(map(str, range(self.extra)), 1)}
+
+
 class DoubleEnv(SeedEnv):
     """Draws numbers that its space of single precision cannot hold."""
 
@@ -83,6 +98,7 @@ class EchoEnv(gymnasium.Env[Any, Any]):
 gymnasium.register("tests/Counting-v0", f"{__name__}:CountingEnv")
 gymnasium.register("tests/Echo-v0", f"{__name__}:EchoEnv")
 gymnasium.register("tests/Seed-v0", f"{__name__}:SeedEnv")
+gymnasium.register("tests/Reporting-v0", f"{__name__}:ReportingEnv")
 
 
 class StepEnv(gymnasium.Env[Any, Any]):

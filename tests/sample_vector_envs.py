@@ -62,3 +62,30 @@ class OtherSpaces(BatchedPendulum):
 
 def fails(num_envs: int) -> BatchedPendulum:
     raise RuntimeError("no licence")
+
+
+class BatchedReporting:
+    """`tests/Reporting-v0` for many envs at once; no env reports `hidden`, which an array says."""
+
+    single_observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+    single_action_space = Discrete(2)
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self._shown = np.zeros((num_envs, 2), np.float32)
+
+    def reset(self, *, seed: list[int | None], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        for index in np.flatnonzero(options["reset_mask"]):
+            self._shown[index] = seeding.np_random(seed[index])[0].random(), 0.0
+        return self._shown, {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self._shown[:, 1] += 1.0
+        drawn = self._shown[:, 0].astype(np.float64)
+        infos = {"is_success": drawn > 0.5, "drawn": np.where(drawn > 0.5, drawn, 0.0), "a/b c": drawn, "seconds": 1.0}
+        infos |= {"hidden": drawn, "_hidden": np.zeros(self.num_envs, np.bool_), "path": np.zeros((self.num_envs, 2))}
+        never = np.zeros(self.num_envs, np.bool_)
+        return self._shown, 1.0 + actions, self._shown[:, 1] == 3.0, never, infos
+
+    def close(self) -> None:
+        pass

@@ -53,7 +53,8 @@ class Complete:
 
 def test_commands_and_options_are_completed(complete: Complete) -> None:
     assert complete("rl-training re") == ["resume", "record", "report", "replay"]
-    assert complete("rl-training train --s") == ["--seed", "--set", "--stop-at-return", "--stop-after", "--seeds"]
+    stops = ["--stop-at-return", "--stop-at", "--stop-after"]
+    assert complete("rl-training train --s") == ["--seed", "--set", *stops, "--seeds"]
     assert complete("rl-training resume --ver") == ["--verify"]
     assert complete("rl-training --version ") != []
 
@@ -83,7 +84,17 @@ def test_configs_and_run_directories_are_completed(workplace: Path, complete: Co
         (workplace / file).touch()
     (workplace / "runs" / "other").mkdir()
     assert complete("rl-training train --config ") == ["configs/own.yaml", "configs/ppo/cartpole.yaml"]
-    for command in ("resume", "replay", "plot", "report", "record", "compare", "compare a", "eval --checkpoint"):
+    for command in (
+        "resume",
+        "replay",
+        "plot",
+        "report",
+        "record",
+        "compare",
+        "compare a",
+        "eval",
+        "eval --checkpoint",
+    ):
         assert complete(f"rl-training {command} ") == ["runs/many", "runs/one"]
 
 

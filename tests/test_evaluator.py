@@ -1,22 +1,30 @@
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import sample_envs  # noqa: F401  (registers the envs)
-from conftest import MakeConfig
+from conftest import TINY, MakeConfig
+from gymnasium.utils import seeding
 
 from rl_training.api import PPO
-from rl_training.cli import load_config
+from rl_training.cli import load_config, main
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.guard import EnvCalls
+from rl_training.errors import ConfigError
+from rl_training.experiment.checkpointing import load_checkpoint
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.digests import digest
 from rl_training.experiment.runs import context_of, read_metrics
 from rl_training.experiment.sources import Layer
+from rl_training.policies.base import Streams
 from rl_training.recording.episodes import play_for_recording
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.evaluator import EpisodePlayer, Evaluator, evaluation_seeds
 from rl_training.runtime.ppo_trainer import train_ppo
+from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import evaluate_checkpoint, load_agent, prepare_resume
 
@@ -28,7 +36,9 @@ class AlwaysOne:
         self.batches: list[np.ndarray[Any, Any]] = []
         self.deterministic: set[bool] = set()
 
-    def predict(self, obs: np.ndarray[Any, Any], *, deterministic: bool = True) -> np.ndarray[Any, Any]:
+    def predict(
+        self, obs: np.ndarray[Any, Any], *, deterministic: bool = True, streams: Streams | None = None
+    ) -> np.ndarray[Any, Any]:
         self.batches.append(obs)
         self.deterministic.add(deterministic)
         return np.ones(len(obs), dtype=np.int64)
@@ -184,3 +194,73 @@ def test_the_limit_may_change_when_a_run_goes_on(endless: TrainConfig) -> None:
     with pytest.warns(UserWarning, match="tests/Counting-v0 does not replay|eval_max_steps"):
         prepare_resume(run_dir, [changes]).train()
     assert load_config(run_dir / "config.yaml").eval_max_steps == 7
+
+
+def test_with_an_eval_seed_every_evaluation_of_every_run_plays_the_same_episodes(make_config: MakeConfig) -> None:
+    evaluator = Evaluator(make_config(env_id="tests/Seed-v0", eval_seed=5))
+    numbers = episode_numbers(evaluator, step=100)
+    other_run = Evaluator(make_config(env_id="tests/Seed-v0", eval_seed=5, seed=8))
+    assert episode_numbers(evaluator, step=101) == episode_numbers(other_run, step=100) == numbers
+    drawn = {float(np.float32(seeding.np_random(seed)[0].random())) for seed in range(5, 25)}
+    assert set(numbers) == drawn
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of each algorithm that can draw its actions, by name."""
+    root = tmp_path_factory.mktemp("runs")
+    for algo, env_id in (("ppo", "CartPole-v1"), ("sac", "Pendulum-v1")):
+        values = {"total_timesteps": 64, "num_envs": 2, "vectorization": "sync", "eval_episodes": 0}
+        config = TrainConfig(algo=algo, env_id=env_id, algo_kwargs=TINY[algo], output_dir=root, **values)
+        get_algorithm_spec(algo).train_fn(config).run_dir.rename(root / algo)
+    return root
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_drawn_actions_depend_on_the_episode_and_not_on_its_neighbours(
+    algo: str, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = evaluate_checkpoint(trained / algo, 3, deterministic=False)
+    assert drawn == evaluate_checkpoint(trained / algo, 3, deterministic=False)
+    assert drawn["eval_return_mean"] != evaluate_checkpoint(trained / algo, 3)["eval_return_mean"]
+    monkeypatch.setattr("rl_training.runtime.evaluator.MAX_ENVS", 1)
+    alone = evaluate_checkpoint(trained / algo, 3, deterministic=False)
+    assert alone == pytest.approx(drawn, rel=1e-3)  # a product of other rows may differ in its last bit
+
+
+def test_a_model_is_evaluated_as_asked_and_its_predictions_are_not_disturbed(trained: Path) -> None:
+    model, other = PPO.load(trained / "ppo"), PPO.load(trained / "ppo")
+    drawn = model.evaluate(3, deterministic=False, seed=4)
+    assert drawn == model.evaluate(3, deterministic=False, seed=4) != model.evaluate(3, deterministic=False, seed=5)
+    obs = np.zeros((50, 4), np.float32)
+    assert model.predict(obs, deterministic=False).tolist() == other.predict(obs, deterministic=False).tolist()
+    with pytest.raises(ConfigError, match="eval_seed=-1"):
+        model.evaluate(1, seed=-1)
+
+
+def test_evaluations_that_draw_actions_leave_the_training_as_it_is(make_each: MakeConfig) -> None:
+    weights = []
+    for changes in ({"eval_episodes": 0}, {"eval_deterministic": False}):
+        config = make_each(**changes)
+        saved = load_checkpoint(get_algorithm_spec(config.algo).train_fn(config).checkpoint_path)
+        weights.append(digest(saved.algorithm_state))
+    assert weights[0] == weights[1]
+
+
+def test_eval_takes_a_run_and_the_settings_of_its_episodes(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = str(trained / "ppo")
+
+    def printed(*options: str) -> str:
+        assert main(["eval", run_dir, "--num-episodes", "2", *options]) == 0
+        return capsys.readouterr().out
+
+    assert printed("--seed", "3") == printed("--seed", "3", "--deterministic") != printed("--seed", "3", "--stochastic")
+    short = printed("--env-kwargs", "max_episode_steps=4")
+    assert re.search(r"eval_length_mean +4\.00", short)
+    for options, said in (
+        (["--checkpoint", run_dir], "give either CHECKPOINT_OR_RUN or --checkpoint"),
+        (["--env-kwargs", "size"], "--env-kwargs size: give key=value"),
+        (["--env-kwargs", "size=8"], "unexpected keyword argument 'size'"),
+    ):
+        assert main(["eval", run_dir, *options]) == 2
+        assert said in capsys.readouterr().err

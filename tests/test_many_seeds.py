@@ -360,7 +360,7 @@ def test_rules_that_end_runs_early_reach_every_seed_and_stay_with_the_group(
 ) -> None:
     config = make_config(total_timesteps=10**6)
     result = train_seeds(config, [4, 5], stop=StopRules(at_return=1.0))
-    assert result.record.stop == {"at_return": 1.0, "after_minutes": None, "patience": None}
+    assert result.record.stop == {"at_return": 1.0, "after_minutes": None, "patience": None, "at": {}}
     assert {record.status for record in result.record.seeds} == {"stopped"}
     assert all((record.reason or "").startswith("evaluation reached ") for record in result.record.seeds)
     assert result.record.status == "completed"
@@ -546,9 +546,10 @@ def test_a_pipe_in_place_of_a_groups_file_is_refused(own_group: Path, capsys: py
 
 def test_rules_that_make_no_sense_are_refused(own_group: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads((own_group / "group.json").read_text())
-    (own_group / "group.json").write_text(json.dumps({**content, "stop": {"odd": 1}}))
-    assert main(["resume", str(own_group)]) == 2
-    assert "group.json is damaged: stop: " in capsys.readouterr().err
+    for stop in ({"odd": 1}, {"at": "x"}, {"at": {"success_rate": "high"}}):
+        (own_group / "group.json").write_text(json.dumps({**content, "stop": stop}))
+        assert main(["resume", str(own_group)]) == 2
+        assert "group.json is damaged: stop: " in capsys.readouterr().err
 
 
 def test_a_run_without_checkpoints_is_set_aside_and_never_removed(

@@ -31,13 +31,13 @@ def check_weights(make_config: MakeConfig, algo: str, script: str) -> None:
     assert all(torch.equal(own[name], trained[name]) for name in own)
 
 
-def check_program(script: str) -> None:
+def check_program(script: str, cwd: Path | None = None) -> None:
     """Run the script as a program, and count its lines."""
     path = EXAMPLES / f"{script}.py"
     assert len(path.read_text().splitlines()) < 120
     command = [sys.executable, str(path), "--total-timesteps", "300", "--eval-episodes", "1"]
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent / "src")}
-    answer = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=cwd)
     assert "evaluation:" in answer.stdout
 
 
@@ -49,3 +49,7 @@ def test_a_script_ends_with_the_weights_of_the_trainer(make_config: MakeConfig, 
 @SCRIPTS
 def test_a_script_runs_and_fits_on_one_page(algo: str, script: str) -> None:
     check_program(script)
+
+
+def test_the_script_of_an_env_that_reports_success_runs(tmp_path: Path) -> None:
+    check_program("success_rate", tmp_path)

@@ -75,7 +75,8 @@ def test_notes_go_to_standard_error_once(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a, other = write_group(tmp_path / "a", [1.0]), write_group(tmp_path / "b", [1.0], env_id="Acrobot-v1")
+    a, b = write_group(tmp_path / "a", [1.0]), write_group(tmp_path / "b", [1.0])
+    other = write_group(tmp_path / "other", [1.0], env_id="Acrobot-v1")
     empty = tmp_path / "empty"
     empty.mkdir()
     for arguments, reason in (
@@ -84,11 +85,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.Ca
         (["compare", str(a), str(empty)], "no finished runs below"),
         (["compare", str(a), str(tmp_path / "nowhere")], "nowhere is not a directory"),
         (["compare", str(a)], "Missing argument 'B'"),
-        (["compare", str(a), str(other), "--metric", "median"], "'median' is not one of 'final', 'best', 'auc'"),
+        (["compare", str(a), str(b), "--metric", "median"], "have no 'median'; known: return, mean_reward, std_reward"),
+        (["compare", str(a), str(b), "--metric", "return:median"], "--metric return:median: give final, best, auc, or"),
         (["compare", str(a), str(other), "--confidence", "95"], "confidence=95.0: give a number"),
         (["plot"], "Missing argument"),
         (["plot", str(a), str(other)], "make a plot for each environment"),
-        (["plot", str(a), "--metric", "loss"], "has no metric 'loss'"),
+        (["plot", str(a), "--metric", "loss"], "has no metric 'eval/loss'"),
+        (["report", str(a), "--metric", "loss"], "no run has it; choose from return, mean_reward, std_reward"),
         (["plot", str(a), "--output", "curves.gif"], "ends with one of .png, .svg"),
     ):
         assert main(arguments) == 2

@@ -25,7 +25,7 @@ from rl_training.experiment.checkpointing import (
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.sources import Layer, find_preset, read_yaml, resolve_config
 from rl_training.experiment.validation import describe_fields, nearest_name
-from rl_training.runtime.agents import Agent, build_agent
+from rl_training.runtime.agents import Agent, build_agent, with_evaluation
 from rl_training.runtime.callbacks import Callback, Listener
 from rl_training.runtime.manager import DefaultExperimentManager
 from rl_training.runtime.registry import AlgorithmSpec, get_algorithm_spec
@@ -219,11 +219,17 @@ class Algorithm:
             return self._observer.trainer.predict(obs, deterministic, action_masks)
         return self._spec.predict_fn(self._live_agent(), obs, deterministic, action_masks)
 
-    def evaluate(self, num_episodes: int = 10) -> MetricDict:
-        """Play whole episodes with the most likely actions, and return statistics of their returns and lengths."""
+    def evaluate(
+        self, num_episodes: int = 10, *, deterministic: bool | None = None, seed: int | None = None
+    ) -> MetricDict:
+        """Play whole episodes, and return statistics of returns, lengths and what the environment reports.
+
+        `deterministic` and `seed` replace the config's `eval_deterministic` and `eval_seed`.
+        """
         if self._observer.trainer is not None:
-            return self._observer.trainer.evaluate(num_episodes)
-        return self._spec.evaluate_fn(self._live_agent(), num_episodes)
+            return self._observer.trainer.evaluate(num_episodes, deterministic=deterministic, seed=seed)
+        agent = with_evaluation(self._live_agent(), eval_deterministic=deterministic, eval_seed=seed)
+        return self._spec.evaluate_fn(agent, num_episodes)
 
     def _live_agent(self) -> Agent:
         if self._agent is None:

@@ -80,7 +80,7 @@ def options(
     Examples:
         rl-training train --algo ppo --env CartPole-v1
         rl-training list
-        rl-training eval --checkpoint runs/RUN_ID
+        rl-training eval runs/RUN_ID
     """
     del version
 

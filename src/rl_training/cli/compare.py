@@ -2,11 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from rl_training.cli.completion import complete_run
+from rl_training.cli.completion import complete_run, complete_score
 
 FirstArgument = Annotated[
     Path,
@@ -19,9 +19,12 @@ SecondArgument = Annotated[
     typer.Argument(metavar="B", autocompletion=complete_run, help="The directory that is compared with A."),
 ]
 MetricOption = Annotated[
-    Literal["final", "best", "auc"],
+    str,
     typer.Option(
-        help="The score of a run: its last evaluation, its best one, or the mean height of its learning curve."
+        metavar="SCORE",
+        autocompletion=complete_score,
+        help="The score of a run: final (its last evaluation), best or auc (the mean height of its learning curve). "
+        "Another evaluation metric is named as success_rate or success_rate:auc.",
     ),
 ]
 ConfidenceOption = Annotated[
@@ -44,13 +47,15 @@ def compare(
     Examples:
         rl-training compare runs/GROUP_A runs/GROUP_B
         rl-training compare runs/GROUP_A runs/GROUP_B --metric auc --json
+        rl-training compare runs/GROUP_A runs/GROUP_B --metric success_rate
     """
     from rl_training.cli.console import show_comparison
     from rl_training.results.comparison import compare as compare_groups
-    from rl_training.results.loading import labels_of, load_group
+    from rl_training.results.loading import labels_of, load_group, parse_score
 
+    name, score = parse_score(metric)
     first, second = (load_group(path, label=label) for path, label in zip((a, b), labels_of((a, b)), strict=True))
-    comparison = compare_groups(first, second, score=metric, confidence=confidence)
+    comparison = compare_groups(first, second, score=score, metric=name, confidence=confidence)
     if as_json:
         typer.echo(json.dumps(comparison.to_json(), indent=2, allow_nan=False))
     else:

@@ -12,6 +12,7 @@ import typer
 ALGORITHMS = ("dqn", "ppo", "sac")
 SUITES = ("box2d", "classic", "mujoco")
 METRICS = ("eval/mean_ep_length", "eval/mean_reward", "rollout/ep_len_mean", "rollout/ep_rew_mean")
+SCORES = ("final", "best", "auc")
 
 # Other names could be commands to the shell, which inserts a completed name without quotes.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_./+=@-]*")
@@ -45,6 +46,11 @@ def complete_config() -> list[str]:
 def complete_metric() -> list[str]:
     """Offer the metrics that every algorithm has."""
     return list(METRICS)
+
+
+def complete_score() -> list[str]:
+    """Offer the scores that every run has."""
+    return list(SCORES)
 
 
 def complete_suite() -> list[str]:

@@ -12,6 +12,7 @@ from rich.text import Text
 from rl_training.errors import RunDirectoryError
 from rl_training.experiment.config import plain_config
 from rl_training.experiment.groups import LOGS_FOLDER
+from rl_training.experiment.metrics import RETURN
 from rl_training.experiment.runs import RunContext, context_of, find_runs, read_metadata
 from rl_training.output import printable, show_line, shown_path
 from rl_training.results.drawing import plot_run
@@ -96,10 +97,14 @@ def _draw_curve(context: RunContext) -> str:
 def show_group(group_dir: Path, record: "GroupRecord") -> None:
     """Show one row per seed, statistics over the finished seeds, and how to continue the failed ones."""
     group_dir = shown_path(group_dir)
-    table = _table(f"Group {record.status}", "seed", "status", "steps", "return", "seconds", "reason")
+    finals = {"return": "eval_return_mean"}
+    if any("eval_success_rate" in (each.metrics or {}) for each in record.seeds):
+        finals["success rate"] = "eval_success_rate"
+    table = _table(f"Group {record.status}", "seed", "status", "steps", *finals, "seconds", "reason")
     for each in record.seeds:
-        final = "-" if each.final_return is None else f"{each.final_return:.2f}"
-        cells = (str(each.seed), each.status, f"{each.global_step:,}", final, f"{each.wall_seconds:.1f}")
+        found = [(each.metrics or {}).get(name) for name in finals.values()]
+        shown = ["-" if value is None else f"{value:.2f}" for value in found]
+        cells = (str(each.seed), each.status, f"{each.global_step:,}", *shown, f"{each.wall_seconds:.1f}")
         table.add_row(*map(_text, [*cells, each.reason or ""]))
     _console().print(table)
     returns = [each.final_return for each in record.seeds if each.done and each.final_return is not None]
@@ -216,7 +221,8 @@ def show_comparison(comparison: "Comparison") -> None:
     """Show the statistics of both sides, the score of every seed, the differences and the verdict."""
     percent = f"{100 * comparison.confidence:g} %"
     columns = ("group", "algorithm", "seeds", "IQM", f"{percent} interval", "mean", "median")
-    table = _table(f"{_SCORE_NAMES[comparison.score]} on {comparison.env_id}", "", *columns)
+    metric = "" if comparison.metric == RETURN else f" of {comparison.metric}"
+    table = _table(f"{_SCORE_NAMES[comparison.score]}{metric} on {comparison.env_id}", "", *columns)
     sides = {"A": comparison.a, "B": comparison.b}
     for name, side in sides.items():
         iqm, mean, median = map(format_score, (side.iqm.value, side.mean, side.median))

@@ -21,8 +21,12 @@ _LINES_BESIDES_SEEDS = 4  # the heading, the summary, and some room for the line
 
 _STATUSES: tuple[SeedStatus, ...] = ("completed", "stopped", "failed", "interrupted", "running", "waiting")
 
-# (heading, metric) in the order shown.
-_RETURNS = (("return", "rollout/ep_rew_mean"), ("eval", "eval/mean_reward"))
+# (heading, metric, format) in the order shown; a column is left out if no seed has its metric.
+_COLUMNS = (
+    ("return", "rollout/ep_rew_mean", ".1f"),
+    ("eval", "eval/mean_reward", ".1f"),
+    ("eval success", "eval/success_rate", ".2f"),
+)
 
 
 class GroupDisplay:
@@ -77,11 +81,15 @@ class GroupDisplay:
         table = Table(box=None, pad_edge=False)
         table.add_column("seed", justify="right")
         table.add_column("status")
-        for heading in ("steps", "steps/s", *(heading for heading, _ in _RETURNS), "left"):
+        reported = [column for column in _COLUMNS if any(column[1] in each.metrics for each in seeds)]
+        for heading in ("steps", "steps/s", *(heading for heading, _, _ in reported), "left"):
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("reason", no_wrap=True)
         for progress in self._fit_terminal(seeds):
-            table.add_row(*map(Text, _cells(progress)))
+            values = [
+                f"{progress.metrics[name]:{form}}" if name in progress.metrics else "" for _, name, form in reported
+            ]
+            table.add_row(*map(Text, _cells(progress, values)))
         return table
 
     def _fit_terminal(self, seeds: Sequence[SeedProgress]) -> Sequence[SeedProgress]:
@@ -107,15 +115,14 @@ def _speed(seeds: Sequence[SeedProgress]) -> str:
     return f"  {rate:,.0f} steps/s  {format_duration(left)} left"
 
 
-def _cells(progress: SeedProgress) -> list[str]:
+def _cells(progress: SeedProgress, values: Sequence[str]) -> list[str]:
     running = progress.status == "running" and progress.rate > 0.0
-    returns = [progress.metrics.get(metric) for _, metric in _RETURNS]
     return [
         str(progress.seed),
         progress.status,
         f"{progress.step:,}/{progress.total:,}",
         f"{progress.rate:,.0f}" if running else "",
-        *("" if value is None else f"{value:.1f}" for value in returns),
+        *values,
         format_duration(progress.steps_left / progress.rate) if running else "",
         printable(progress.reason or ""),
     ]

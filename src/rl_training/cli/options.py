@@ -1,11 +1,13 @@
 """Options that several commands share, and the headings that the help shows options under."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rl_training.cli.completion import complete_run
+from rl_training.errors import ConfigError
 
 WHAT_TO_TRAIN = "What to train"
 BUDGET = "Budget and stopping"
@@ -26,6 +28,15 @@ BestOption = Annotated[
     bool,
     typer.Option(
         "--best", rich_help_panel=WHAT_TO_PLAY, help="Use the best checkpoint of a run directory instead of the newest."
+    ),
+]
+EpisodeSeedOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="SEED",
+        rich_help_panel=WHAT_TO_PLAY,
+        help="The seed of the first episode; each further episode adds 1. By default, as in the run's evaluations.",
     ),
 ]
 RunsArgument = Annotated[
@@ -49,6 +60,14 @@ StopAtReturnOption = Annotated[
     float | None,
     typer.Option(metavar="RETURN", rich_help_panel=BUDGET, help="Stop when an evaluation reaches this mean return."),
 ]
+StopAtOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="METRIC=VALUE",
+        rich_help_panel=BUDGET,
+        help="Stop when an evaluation metric reaches this value, such as eval/success_rate=0.95. May be repeated.",
+    ),
+]
 StopAfterOption = Annotated[
     float | None,
     typer.Option(
@@ -71,3 +90,17 @@ JobsOption = Annotated[
         help="How many seeds to train at the same time: a number, or auto for one per core (the default).",
     ),
 ]
+
+
+def read_thresholds(given: Sequence[str] | None) -> dict[str, float]:
+    """Read the values of `--stop-at`: the name of a metric and a number each."""
+    thresholds: dict[str, float] = {}
+    for text in given or ():
+        metric, _, value = text.rpartition("=")
+        try:
+            thresholds[metric.strip()] = float(value)
+        except ValueError:
+            metric = ""
+        if not metric.strip():
+            raise ConfigError(f"--stop-at {text}: give METRIC=VALUE, such as eval/success_rate=0.95")
+    return thresholds

@@ -15,7 +15,9 @@ def plot(
     metric: Annotated[
         str,
         typer.Option(
-            metavar="NAME", autocompletion=complete_metric, help="The metric to draw, by its name in metrics.jsonl."
+            metavar="NAME",
+            autocompletion=complete_metric,
+            help="The metric to draw, by its name in metrics.jsonl; success_rate stands for eval/success_rate.",
         ),
     ] = "eval/mean_reward",
     threshold: Annotated[
@@ -36,10 +38,12 @@ def plot(
         rl-training plot runs/GROUP --threshold 475
     """
     from rl_training.cli.console import show_notes
+    from rl_training.experiment.metrics import logged_name
     from rl_training.results.curves import sample_efficiency
     from rl_training.results.drawing import plot_groups
     from rl_training.results.loading import load_groups
 
+    metric = metric if "/" in metric else logged_name(metric)
     groups = load_groups(runs, unfinished=unfinished)
     plot_groups(groups, output, metric=metric, threshold=threshold)
     show_notes(note for group in groups for note in group.notes)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rl_training.cli.completion import complete_run
-from rl_training.cli.options import OUTPUT, WHAT_TO_PLAY, BestOption, TrustOption
+from rl_training.cli.options import OUTPUT, WHAT_TO_PLAY, BestOption, EpisodeSeedOption, TrustOption
 from rl_training.trust import guarded_imports
 
 SourceArgument = Annotated[
@@ -19,15 +19,6 @@ SourceArgument = Annotated[
 ]
 EpisodesOption = Annotated[
     int, typer.Option(min=1, metavar="N", rich_help_panel=WHAT_TO_PLAY, help="How many episodes to record.")
-]
-SeedOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        metavar="SEED",
-        rich_help_panel=WHAT_TO_PLAY,
-        help="The seed of the first episode; each further episode adds 1. By default, the seeds of an evaluation.",
-    ),
 ]
 MaxStepsOption = Annotated[
     int | None,
@@ -52,7 +43,7 @@ def record(
     source: SourceArgument,
     best: BestOption = False,
     episodes: EpisodesOption = 1,
-    seed: SeedOption = None,
+    seed: EpisodeSeedOption = None,
     max_steps: MaxStepsOption = None,
     output: OutputOption = Path("agent.mp4"),
     fps: FpsOption = None,

@@ -26,6 +26,9 @@ _MAX_SECONDS = 1.5  # for drawing, so the film of a slow env is shorter
 
 def report(
     runs: RunsArgument,
+    metric: Annotated[
+        str, typer.Option(metavar="NAME", help="The evaluation metric that scores runs, such as success_rate.")
+    ] = "return",
     film: Annotated[
         bool, typer.Option(rich_help_panel=OUTPUT, help="Whether to include a film of the best agent.")
     ] = True,
@@ -51,11 +54,12 @@ def report(
     from rl_training.results.report.page import render_page
 
     groups = load_groups(runs, unfinished=True)
-    best = best_run(groups)
+    best = best_run(groups, metric)
     with guarded_imports(best.run_dir, trust=trust):
         animation = make_film(best) if film else "not asked for"
     created_at = time.strftime("%Y-%m-%d %H:%M")
-    page = render_page(build_report(groups, animation=animation, created_at=created_at, version=__version__))
+    content = build_report(groups, animation=animation, created_at=created_at, version=__version__, metric=metric)
+    page = render_page(content)
     try:
         write_text(output, page)
     except OSError as error:

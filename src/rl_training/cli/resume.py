@@ -17,8 +17,10 @@ from rl_training.cli.options import (
     JobsOption,
     PatienceOption,
     StopAfterOption,
+    StopAtOption,
     StopAtReturnOption,
     TrustOption,
+    read_thresholds,
 )
 from rl_training.errors import ConfigError
 from rl_training.trust import guarded_imports
@@ -85,6 +87,7 @@ def resume(
     verify: VerifyOption = False,
     total_timesteps: TotalTimestepsOption = None,
     stop_at_return: StopAtReturnOption = None,
+    stop_at: StopAtOption = None,
     stop_after: StopAfterOption = None,
     patience: PatienceOption = None,
     seeds: SeedsOption = None,
@@ -111,7 +114,7 @@ def resume(
     source = run or checkpoint
     if source is None or (run and checkpoint):
         raise ConfigError("give either RUN_DIR or --checkpoint")
-    stop = StopRules(stop_at_return, stop_after, patience)
+    stop = StopRules(stop_at_return, stop_after, patience, read_thresholds(stop_at))
     changes = read_assignments(assignments or [])
     with guarded_imports(source, [str(changes.values.get("env_id"))], trust=trust):
         if is_group(source):

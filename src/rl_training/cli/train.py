@@ -16,8 +16,10 @@ from rl_training.cli.options import (
     JobsOption,
     PatienceOption,
     StopAfterOption,
+    StopAtOption,
     StopAtReturnOption,
     TrustOption,
+    read_thresholds,
 )
 from rl_training.errors import ConfigError
 from rl_training.trust import guarded_imports
@@ -83,6 +85,7 @@ def train(
     assignments: Assignments = None,
     total_timesteps: TotalTimestepsOption = None,
     stop_at_return: StopAtReturnOption = None,
+    stop_at: StopAtOption = None,
     stop_after: StopAfterOption = None,
     patience: PatienceOption = None,
     seeds: SeedsOption = None,
@@ -111,7 +114,7 @@ def train(
     layers = [*_read_file(config, algo, env), _flag_layer(flags), read_assignments(assignments or [])]
     resolved, params = resolve(layers)
     many = read_many_seeds(seeds, jobs, resolved)
-    stop = StopRules(stop_at_return, stop_after, patience)
+    stop = StopRules(stop_at_return, stop_after, patience, read_thresholds(stop_at))
     with guarded_imports(config, resolved.typed_code, trust=trust):
         if dry_run:
             return _show_plan(resolved, params, many)

@@ -4,7 +4,7 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from rl_training.envs.changes import ChangeLog, EnvChange
+from rl_training.envs.reports import Info, InfoReader, info_of
 from rl_training.envs.samples import MAX_STEPS_BEFORE, RunningEpisode, SampleRecorder
 from rl_training.errors import EnvironmentStepError, TrainingStateError
 from rl_training.streams import derive_seed
@@ -57,6 +58,7 @@ class EpisodeTracker:
         self.out_of_sync = False
         """Whether the envs may not match these counts, because a step or a reset failed halfway."""
         self.recorder = SampleRecorder()
+        self._reader = InfoReader()
         self._history: list[Array] = []  # actions [env, ...] of the newest vector steps
         self.changes = [ChangeLog()] * num_envs
         """[env]; the changes that callbacks made."""
@@ -110,14 +112,26 @@ class EpisodeTracker:
         self.out_of_sync = True
         return taken
 
-    def finish_step(self, actions: Array, result: StepResult) -> StepResult:
+    def finish_step(
+        self, actions: Array, result: StepResult, env_infos: Mapping[int, Info] | None = None
+    ) -> StepResult:
         """Check and count a step of all envs, and add the episodes that ended with it to its infos.
 
-        `actions` [env, ...] are kept, so they must be those that `begin_step` returned.
+        `actions` [env, ...] are kept, so they must be those that `begin_step` returned. `env_infos` are the infos that
+        the envs gave, by index; if it is none, the infos of the result are those of a batched env.
         """
         obs, rewards, terminated, truncated, infos = result
         self.check_numbers(obs, actions, rewards)
-        infos.update(self.record(actions, rewards, terminated | truncated))
+        finished = self.record(actions, rewards, terminated | truncated)
+        if finished:
+            num_envs = len(self.lengths)
+            finished["episode"]["info"] = [
+                self._reader.read(info_of(infos, index, num_envs) if env_infos is None else env_infos.get(index, {}))
+                if ended
+                else {}
+                for index, ended in enumerate(self.ended.tolist())
+            ]
+            infos.update(finished)
         if self.recorder.recording:
             self.recorder.record_step(actions, obs, rewards, terminated, truncated)
         return result

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo
 
+from rl_training.experiment.metrics import RETURN
 from rl_training.experiment.validation import (
     Count,
     Float,
@@ -26,6 +27,7 @@ ParamsT = TypeVar("ParamsT", bound=StrictModel)
 
 MAX_THREADS = 256
 MAX_EPISODES = 1_000_000  # per evaluation; the seeds of all episodes are drawn before it begins
+MAX_EVAL_SEED = 2**31 - 1 - MAX_EPISODES  # some simulators take their seed as a signed 32-bit integer
 
 
 def _check_vectorization(kind: str) -> str:
@@ -117,6 +119,10 @@ _CHANGEABLE_ON_RESUME = (
     "eval_episodes",
     "eval_interval",
     "eval_max_steps",
+    "eval_deterministic",
+    "eval_seed",
+    "eval_env_kwargs",
+    "best_metric",
     "log_interval",
     "checkpoint_interval",
     "checkpoint_seconds",
@@ -213,6 +219,15 @@ class TrainConfig(StrictModel):
     """Env steps between evaluations; 0 evaluates at the end only."""
     eval_max_steps: Count = 27_000
     """Env steps after which an evaluation episode is cut off (the default is half an hour of Atari); 0 for no limit."""
+    eval_deterministic: Annotated[bool, Field(strict=True)] = True
+    """Whether evaluations take the most likely actions; otherwise they draw them. DQN always takes the best ones."""
+    eval_seed: Annotated[Int, Field(ge=0, le=MAX_EVAL_SEED)] | None = None
+    """Seed of the first episode of every evaluation; each further episode adds 1. None: new episodes every time."""
+    best_metric: Name = RETURN
+    """Evaluation metric whose highest value decides which checkpoint is the best: `return`, or such as `success_rate`.
+
+    `success_rate` is the mean of `info["is_success"]` at the end of episodes. Any other number there has its own name.
+    """
     log_interval: PositiveInt = 1_000
     """Env steps between two lines of metrics."""
     checkpoint_interval: Count = 50_000
@@ -237,6 +252,13 @@ class TrainConfig(StrictModel):
     """Parameters of the algorithm, such as `learning_rate`."""
     env_kwargs: PlainDict = Field(default_factory=dict)
     """Arguments of the environment's constructor."""
+    eval_env_kwargs: PlainDict = Field(default_factory=dict)
+    """Arguments of evaluation environments only; they replace those of the same name in `env_kwargs`."""
+
+
+def evaluation_config(config: TrainConfig) -> TrainConfig:
+    """Return the config of the evaluation environments, whose `env_kwargs` include `eval_env_kwargs`."""
+    return config.model_copy(update={"env_kwargs": {**config.env_kwargs, **config.eval_env_kwargs}})
 
 
 def plain_config(config: TrainConfig) -> dict[str, Any]:

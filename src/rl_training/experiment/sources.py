@@ -19,7 +19,7 @@ KeyPath = tuple[str, ...]
 PRESETS_DIR = Path(__file__).parents[1] / "presets"
 
 # Sections are merged key by key; any other value is replaced whole.
-_SECTIONS = ("algo_kwargs", "env_kwargs", "tracker_options")
+_SECTIONS = ("algo_kwargs", "env_kwargs", "eval_env_kwargs", "tracker_options")
 
 
 @dataclass(frozen=True)
@@ -99,20 +99,20 @@ def _key_lines(node: yaml.Node, above: KeyPath = ()) -> Iterator[tuple[KeyPath, 
         yield from _key_lines(value, (*above, name))
 
 
-def read_assignments(assignments: Sequence[str]) -> Layer:
-    """Read `key=value` arguments as a layer. Values are read as YAML, so `1e-3` is a number."""
+def read_assignments(assignments: Sequence[str], option: str = "--set") -> Layer:
+    """Read `key=value` arguments of an option as a layer. Values are read as YAML, so `1e-3` is a number."""
     values: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         keys = name.strip().split(".")
         if not equals or not all(keys):
-            raise ConfigError(f"--set {assignment}: give key=value, such as algo_kwargs.learning_rate=1e-3")
-        value = read_value(text, f"--set {assignment}")
+            raise ConfigError(f"{option} {assignment}: give key=value, such as algo_kwargs.learning_rate=1e-3")
+        value = read_value(text, f"{option} {assignment}")
         target = values
         for key in keys[:-1]:
             target = target.setdefault(key, {})
             if not isinstance(target, dict):
-                raise ConfigError(f"--set {assignment}: '{key}' already has a plain value")
+                raise ConfigError(f"{option} {assignment}: '{key}' already has a plain value")
         target[keys[-1]] = value
     return Layer("flag", values)
 

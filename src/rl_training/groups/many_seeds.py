@@ -157,7 +157,7 @@ def reopen_group(
     count = resolve_jobs(record.jobs if jobs is None else jobs, len(record.seeds), config.num_threads)
     try:
         StopRules(**record.stop).callbacks()
-    except (ConfigError, TypeError) as error:
+    except (ConfigError, TypeError, AttributeError) as error:
         raise RunDirectoryError(f"{group_dir / GROUP_FILE} is damaged: stop: {error}") from None
     return PreparedGroup(group_dir, record.model_copy(update={"jobs": count}), config)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rl_training.experiment.groups import GroupRecord, SeedRecord, SeedStatus
+from rl_training.experiment.metrics import logged_evaluation
 from rl_training.rates import RecentRate
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.types import MetricDict
@@ -37,8 +38,8 @@ class SeedProgress:
         """Copy the state of the seed from the group's record."""
         self.status, self.reason = record.status, record.reason
         self.step, self.seconds = record.global_step, record.wall_seconds
-        if record.final_return is not None:
-            self.metrics["eval/mean_reward"] = record.final_return
+        final = {name: value for name, value in (record.metrics or {}).items() if value is not None}
+        self.metrics |= logged_evaluation({name: value for name, value in final.items() if name.startswith("eval_")})
 
     def advance(self, step: int, metrics: MetricDict, clock: float) -> None:
         """Store an update from the process, received at time `clock`."""

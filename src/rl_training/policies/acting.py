@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rl_training.policies.base import Array
+from rl_training.policies.base import Array, Streams
 from rl_training.policies.networks.protocol import Shape
 from rl_training.streams import derive_keys
 
@@ -78,9 +78,11 @@ def draw(kind: Kind, shape: Shape, stream: np.random.Generator) -> Array:
     return drawn.astype(np.float32)
 
 
-def draw_rows(parts: NoiseParts, num_rows: int, stream: np.random.Generator) -> Array:
-    """Draw rows of numbers of several kinds from an ordinary generator, for predictions."""
-    return np.hstack([draw(kind, (num_rows, size), stream) for kind, size in parts])
+def draw_rows(parts: NoiseParts, num_rows: int, source: np.random.Generator | Streams) -> Array:
+    """Draw rows of numbers of several kinds from an ordinary generator, or each row from its own, for predictions."""
+    if not isinstance(source, np.random.Generator):
+        return np.vstack([draw_rows(parts, 1, own) for own in source])
+    return np.hstack([draw(kind, (num_rows, size), source) for kind, size in parts])
 
 
 class Draws:

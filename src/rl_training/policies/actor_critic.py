@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rl_training.errors import EnvironmentSetupError
 from rl_training.policies.acting import draw_rows
-from rl_training.policies.base import Array, PolicyOutput
+from rl_training.policies.base import Array, PolicyOutput, Streams
 from rl_training.policies.distributions import LOG_STD, Scores, build_distribution
 from rl_training.policies.features import Encoder
 from rl_training.policies.networks.protocol import Trace
@@ -103,10 +103,11 @@ class ActorCritic:
         """Return what the env receives for `actions`."""
         return self.distribution.to_env(actions)
 
-    def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
+    def predict(self, obs: Array, *, deterministic: bool = True, streams: Streams | None = None) -> Array:
         """Return env actions for observations [batch, ...]: the likeliest, or drawn."""
         if not deterministic:
-            return self.to_env(self.sample(obs, draw_rows(self.distribution.noise, len(obs), self._stream)))
+            noise = draw_rows(self.distribution.noise, len(obs), streams or self._stream)
+            return self.to_env(self.sample(obs, noise))
         return self.to_env(self.distribution.mode(*self._forward_array(obs)))
 
     def evaluate(

@@ -1,12 +1,15 @@
 """The output of a policy, and the protocol of policies that choose env actions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 Array = npt.NDArray[Any]
+Streams = Sequence[np.random.Generator]
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,11 @@ class PolicyOutput:
 class Policy(Protocol):
     """Chooses env actions for a batch of observations."""
 
-    def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
-        """Return env actions [batch, ...] for observations [batch, ...]."""
+    def predict(self, obs: Array, *, deterministic: bool = True, streams: Streams | None = None) -> Array:
+        """Return env actions [batch, ...] for observations [batch, ...].
+
+        Actions that are not deterministic are drawn from `streams`, one per row, or from the policy's own stream.
+        """
 
     def to_env(self, actions: Array) -> Array:
         """Return what the envs receive for actions of the policy's own space."""

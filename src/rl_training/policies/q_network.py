@@ -9,7 +9,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rl_training.errors import EnvironmentSetupError
-from rl_training.policies.base import Array
+from rl_training.policies.base import Array, Streams
 from rl_training.policies.features import Encoder
 from rl_training.policies.networks.protocol import FloatArray, Network, Shape, Trace
 from rl_training.policies.networks.spec import Head, NetworkSpec
@@ -119,7 +119,7 @@ class QNetwork:
         """Return the actions counted from the start of the space."""
         return actions + self._start if self._start else actions
 
-    def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
+    def predict(self, obs: Array, *, deterministic: bool = True, streams: Streams | None = None) -> Array:
         """Return greedy env actions in both modes, because only actors explore."""
-        del deterministic
+        del deterministic, streams
         return self.to_env(self.greedy(obs))

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rl_training.errors import EnvironmentSetupError
-from rl_training.policies.acting import draw
-from rl_training.policies.base import Array
+from rl_training.policies.acting import draw_rows
+from rl_training.policies.base import Array, Streams
 from rl_training.policies.distributions import BoundedActions
 from rl_training.policies.features import Encoder
 from rl_training.policies.networks.protocol import Shape, Trace
@@ -90,10 +90,11 @@ class SquashedActor:
         """Return the actions scaled to the bounds of the env."""
         return self.actions.to_env(actions)
 
-    def predict(self, obs: Array, *, deterministic: bool = True) -> Array:
+    def predict(self, obs: Array, *, deterministic: bool = True, streams: Streams | None = None) -> Array:
         """Return env actions for observations [batch, ...]: the squashed means, or drawn."""
         if not deterministic:
-            return self.to_env(self.sample(obs, draw("normal", (len(obs), self.actions.size), self._stream)))
+            noise = draw_rows((("normal", self.actions.size),), len(obs), streams or self._stream)
+            return self.to_env(self.sample(obs, noise))
         outputs = self.network.forward_array(self.params.arrays, self.encoder.encode_array(obs))
         return self.to_env(np.tanh(outputs[:, : self.actions.size]))
 

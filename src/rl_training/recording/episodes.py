@@ -17,9 +17,9 @@ from rl_training.envs.guard import EnvCalls
 from rl_training.envs.rendering import Pixels, draw, make_rendered_env, prepare_headless, render_fps
 from rl_training.envs.restore import AnyEnv
 from rl_training.errors import ConfigError
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import TrainConfig, evaluation_config
 from rl_training.recording.video import check_video, write_video
-from rl_training.runtime.agents import Agent
+from rl_training.runtime.agents import Agent, with_evaluation
 from rl_training.runtime.evaluator import MAX_ENVS, EpisodePlayer, check_num_episodes, evaluation_seeds
 from rl_training.runtime.run_utils import limited_threads
 from rl_training.runtime.watchdog import Watchdog
@@ -65,7 +65,7 @@ class _ActionLog(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def play_for_recording(agent: Agent, seeds: Sequence[int], max_steps: int | None = None) -> list[RecordedEpisode]:
-    """Play one episode per seed with the most likely actions, exactly as an evaluation of as many episodes does.
+    """Play one episode per seed, exactly as an evaluation of as many episodes does.
 
     Episodes are cut off after `max_steps`, by default after the config's `eval_max_steps`.
     """
@@ -74,9 +74,11 @@ def play_for_recording(agent: Agent, seeds: Sequence[int], max_steps: int | None
     step_limit = config.eval_max_steps if max_steps is None else max_steps
     with limited_threads(config.num_threads), ExitStack() as stack, Watchdog(config, [calls]):
         envs = [
-            stack.enter_context(closing(_ActionLog(env_factory(config)()))) for _ in range(min(len(seeds), MAX_ENVS))
+            stack.enter_context(closing(_ActionLog(env_factory(evaluation_config(config))())))
+            for _ in range(min(len(seeds), MAX_ENVS))
         ]
-        played = EpisodePlayer(envs, calls, name, step_limit).play(agent.learner.policy, seeds, lambda: False)
+        player = EpisodePlayer(envs, calls, name, max_steps=step_limit, deterministic=config.eval_deterministic)
+        played = player.play(agent.learner.policy, seeds, lambda: False)
     actions = {seed: tuple(taken) for env in envs for seed, taken in env.actions.items()}
     recorded = {
         episode.seed: RecordedEpisode(episode.seed, actions[episode.seed], episode.episode_return, episode.cut)
@@ -96,7 +98,7 @@ def draw_episode(config: TrainConfig, episode: RecordedEpisode, every: int = 1) 
     def place(_: int) -> str:
         return f"drawing the episode of seed {episode.seed}, step {taken}"
 
-    with closing(make_rendered_env(config)) as env, Watchdog(config, [calls]):
+    with closing(make_rendered_env(evaluation_config(config))) as env, Watchdog(config, [calls]):
         with calls.slow(place):
             env.reset(seed=episode.seed)
             pixels = draw(env, config.env_id)
@@ -152,13 +154,11 @@ def record_video(
             raise ConfigError(f"{name}={value}: give at least {least}")
     check_video(path)
     prepare_headless()
-    agent = load_agent(source, best=best)
+    agent = with_evaluation(load_agent(source, best=best), eval_seed=seed)
     own_fps = render_fps(agent.config)
     every = math.ceil((fps or own_fps) / _MAX_FPS)
     shown_fps = (fps or own_fps) / every
     seeds = evaluation_seeds(agent.config, agent.step, num_episodes)
-    if seed is not None:
-        seeds = list(range(seed, seed + num_episodes))
     episodes = play_for_recording(agent, seeds, max_steps)
     frames = chain.from_iterable(draw_episode(agent.config, episode, every) for episode in episodes)
     return RecordedVideo(path, tuple(episodes), write_video(path, frames, shown_fps), shown_fps)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rl_training.errors import ConfigError, RunDirectoryError
+from rl_training.experiment.metrics import RETURN
 from rl_training.results.loading import RunGroup, Score
 from rl_training.results.permutation import (
     MAX_CONFIDENCE,
@@ -61,6 +62,8 @@ class Comparison:
 
     env_id: str
     score: Score
+    metric: str
+    """The evaluation metric that the score is about."""
     confidence: float
     a: Side
     b: Side
@@ -118,18 +121,21 @@ class Comparison:
         return plain
 
 
-def compare(a: RunGroup, b: RunGroup, *, score: Score = "final", confidence: float = 0.95) -> Comparison:
+def compare(
+    a: RunGroup, b: RunGroup, *, score: Score = "final", metric: str = RETURN, confidence: float = 0.95
+) -> Comparison:
     """Compare two groups on the same environment by one number per run."""
     if not 0.5 <= confidence <= MAX_CONFIDENCE:
         raise ConfigError(f"confidence={confidence}: give a number from 0.5 to {MAX_CONFIDENCE}")
     _check_sides(a, b)
-    first, second = a.scores(score), b.scores(score)
+    first, second = a.scores(score, metric), b.scores(score, metric)
     difference = float(interquartile_mean(second) - interquartile_mean(first))
     p_value = permutation_p_value(first, second)
     is_decided = p_value <= allowed_p_value(confidence) and difference != 0.0
     return Comparison(
         env_id=a.env_id,
         score=score,
+        metric=metric,
         confidence=confidence,
         a=_side(a, first, confidence),
         b=_side(b, second, confidence),
@@ -156,8 +162,9 @@ def _unfair_differences(a: RunGroup, b: RunGroup) -> Iterator[str]:
     if a.budgets != b.budgets:
         budgets = [" or ".join(f"{budget:,}" for budget in group.budgets) for group in (a, b)]
         yield f"budgets differ: {budgets[0]} env steps for A, {budgets[1]} for B"
-    if a.runs[0].config.get("env_kwargs") != b.runs[0].config.get("env_kwargs"):
-        yield "env_kwargs differ: the environments may not be the same"
+    for name in ("env_kwargs", "eval_env_kwargs"):
+        if (a.runs[0].config.get(name) or {}) != (b.runs[0].config.get(name) or {}):
+            yield f"{name} differ: the environments may not be the same"
     for name, group in (("A", a), ("B", b)):
         stopped = sum(run.status == "stopped" for run in group.runs)
         if stopped:

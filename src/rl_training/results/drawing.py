@@ -8,9 +8,10 @@ import numpy as np
 
 from rl_training.errors import ConfigError, RunDirectoryError
 from rl_training.experiment.files import write_atomically
+from rl_training.experiment.metrics import EVALUATION, TRAINING
 from rl_training.experiment.runs import CURVE_FILE, RunContext, read_metadata, read_metrics
 from rl_training.results.curves import align_curves, band, read_curve
-from rl_training.results.loading import EVALUATION, TRAINING, RunGroup
+from rl_training.results.loading import RunGroup
 from rl_training.results.statistics import Bootstrap, format_score
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Loading finished runs from their directories, alone or as groups that differ only in their seed."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,13 +11,11 @@ import numpy as np
 from rl_training.errors import ConfigError, RunDirectoryError, describe_error
 from rl_training.experiment.config import training_differences
 from rl_training.experiment.files import check_regular
+from rl_training.experiment.metrics import EVALUATION, RETURN, TRAINING, logged_name, result_name
 from rl_training.experiment.runs import RunContext, context_of, find_runs, read_metadata, read_metrics
 from rl_training.experiment.sources import read_yaml
 from rl_training.results.curves import Curve, area_under_curve, read_curve
 from rl_training.results.statistics import FloatArray
-
-EVALUATION = "eval/mean_reward"
-TRAINING = "rollout/ep_rew_mean"
 
 Score = Literal["final", "best", "auc"]
 """Score of a run: the last evaluation, the best one, or the mean of the evaluation curve over env steps."""
@@ -68,20 +66,29 @@ class Run:
     @property
     def final_return(self) -> float | None:
         """Mean return of the last evaluation; None if there was no evaluation, NaN if it was not finite."""
-        final = self.metadata.get("metrics") or {}
-        if "eval_return_mean" in final:  # null stands for a number that is not finite
-            value = final["eval_return_mean"]
-            return math.nan if value is None else float(value)
-        return float(self.evaluation.values[-1]) if len(self.evaluation) else None
+        return self.final(RETURN)
 
-    def score(self, kind: Score = "final") -> float:
+    def final(self, metric: str) -> float | None:
+        """Return a metric of the last evaluation; None if it has none, NaN if it was not finite."""
+        last, name = self.metadata.get("metrics") or {}, result_name(metric)
+        if result_name(RETURN) not in last:
+            curve = self.curve(logged_name(metric))
+            return float(curve.values[-1]) if len(curve) else None
+        if name not in last:
+            return None
+        return math.nan if last[name] is None else float(last[name])  # null stands for a number that is not finite
+
+    def score(self, kind: Score = "final", metric: str = RETURN) -> float:
         """Return one number for the whole run."""
-        evaluation, final = self.evaluation, self.final_return
-        if final is None or not len(evaluation):
+        curve, final = self.curve(logged_name(metric)), self.final(metric)
+        if not len(self.evaluation):
             raise RunDirectoryError(f"{self.run_dir} has no evaluations: train with eval_episodes above 0")
-        if kind == "final":
+        if not len(curve) or (kind == "final" and final is None):
+            have = "its evaluations have" if not len(curve) else "its last evaluation has"
+            raise RunDirectoryError(f"{self.run_dir}: {have} no '{metric}'; known: {', '.join(known_metrics([self]))}")
+        if kind == "final" and final is not None:
             return final
-        return area_under_curve(evaluation) if kind == "auc" else float(evaluation.values.max())
+        return area_under_curve(curve) if kind == "auc" else float(curve.values.max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,13 +120,32 @@ class RunGroup:
         """The different budgets of the runs in env steps, the smallest first."""
         return tuple(sorted({run.total_timesteps for run in self.runs}))
 
-    def scores(self, kind: Score = "final") -> FloatArray:
+    def scores(self, kind: Score = "final", metric: str = RETURN) -> FloatArray:
         """Return one number per run, in the order of the runs."""
-        return np.array([run.score(kind) for run in self.runs])
+        return np.array([run.score(kind, metric) for run in self.runs])
 
     def curves(self, metric: str = EVALUATION) -> list[Curve]:
         """Return the metric of each run over env steps; some curves may be empty."""
         return [run.curve(metric) for run in self.runs]
+
+
+def known_metrics(runs: Iterable[Run]) -> list[str]:
+    """Return the names of all evaluation metrics of some runs, for messages."""
+    logged = {name for run in runs for row in run.rows for name in row if name.startswith("eval/")}
+    return [RETURN, *sorted(name.removeprefix("eval/") for name in logged)]
+
+
+def parse_score(text: str) -> tuple[str, Score]:
+    """Return the metric and the score that `auc`, `success_rate` (the final one) or `success_rate:auc` stands for."""
+    kinds: dict[str, Score] = {"final": "final", "best": "best", "auc": "auc"}
+    metric, colon, kind = text.partition(":")
+    if not colon and metric in kinds:
+        return RETURN, kinds[metric]
+    if not metric or (colon and kind not in kinds):
+        raise ConfigError(
+            f"--metric {text}: give final, best, auc, or a metric such as success_rate or success_rate:auc"
+        )
+    return metric, kinds[kind or "final"]
 
 
 def load_run(run_dir: Path | str) -> Run:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,10 @@ from rl_training.envs.episodes import choices_of, out_of_range
 from rl_training.envs.factory import make_env
 from rl_training.errors import ConfigError, describe_error
 from rl_training.experiment.checkpointing import CheckpointState
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.packing import PackedActions, PackedObservations, select_row
 from rl_training.policies.base import Array
-from rl_training.runtime.evaluator import Evaluator
+from rl_training.runtime.evaluator import Evaluator, check_evaluation_env
 from rl_training.runtime.run_utils import limited_threads, refusing_misfits
 from rl_training.runtime.types import MetricDict
 from rl_training.runtime.watchdog import Watchdog
@@ -50,8 +50,15 @@ def build_agent(build_learner: BuildLearner, config: TrainConfig, state: Checkpo
     return Agent(config, learner, observation_space, action_space, step)
 
 
+def with_evaluation(agent: Agent, **changes: Any) -> Agent:
+    """Return the agent with other values of config fields such as `eval_seed`; a value of None changes nothing."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    return replace(agent, config=TrainConfig(**{**plain_config(agent.config), **given})) if given else agent
+
+
 def evaluate_agent(agent: Agent, num_episodes: int) -> MetricDict:
-    """Play whole episodes with the likeliest actions, on the seeds that training would use at this step."""
+    """Play whole episodes as the config says, on the seeds that training would use at this step."""
+    check_evaluation_env(agent.config, agent.observation_space, agent.action_space)
     with (
         limited_threads(agent.config.num_threads),
         closing(Evaluator(agent.config)) as evaluator,

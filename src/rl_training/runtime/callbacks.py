@@ -3,13 +3,14 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from rl_training.algorithms.base import UpdateResult
 from rl_training.errors import ConfigError, describe_error
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.metrics import RETURN, describe_missing, logged_name, result_name
 from rl_training.experiment.validation import nearest_name
 from rl_training.plugins import find_argument_problem, import_object, is_object_path, split_entry
 from rl_training.runtime.collector import CollectResult
@@ -138,22 +139,40 @@ class CallbackList(Callback):
                 callback.load_state_dict(found["state"])
 
 
-class StopAtReturn(Callback):
+class StopAt(Callback):
+    """Ends the run once a metric of an evaluation, such as `success_rate` or `return`, reaches `threshold`."""
+
+    def __init__(self, metric: str, threshold: float) -> None:
+        if not math.isfinite(threshold):
+            raise ConfigError(f"threshold={threshold}: give a finite value")
+        if metric.startswith(("rollout/", "train/", "time/")):
+            raise ConfigError(f"stop at {metric}: only evaluations stop a run; give a metric such as eval/success_rate")
+        self.metric, self.threshold = metric, threshold
+        self._checked = False
+
+    def on_eval_end(self, trainer: TrainerState, metrics: MetricDict) -> None:
+        """Compare the metric with the threshold; warn if the first evaluation does not have it."""
+        value = metrics.get(result_name(self.metric))
+        if value is None and not self._checked:
+            warnings.warn(f"the run cannot stop early: {describe_missing(self.metric, metrics)}", stacklevel=2)
+        self._checked = True
+        if value is not None and value >= self.threshold:
+            named = "" if self.metric == RETURN else f"{logged_name(self.metric)} "
+            trainer.request_stop(f"evaluation reached {named}{value:g}")
+
+
+class StopAtReturn(StopAt):
     """Ends the run once an evaluation's mean return reaches `threshold`."""
 
     def __init__(self, threshold: float) -> None:
-        if not math.isfinite(threshold):
-            raise ConfigError(f"threshold={threshold}: give a finite return")
-        self.threshold = threshold
-
-    def on_eval_end(self, trainer: TrainerState, metrics: MetricDict) -> None:
-        """Compare the mean return with the threshold."""
-        if metrics["eval_return_mean"] >= self.threshold:
-            trainer.request_stop(f"evaluation reached {metrics['eval_return_mean']:g}")
+        super().__init__(RETURN, threshold)
 
 
 class StopWithoutImprovement(Callback):
-    """Ends the run once `patience` evaluations in a row have not raised the best mean return by more than `margin`."""
+    """Ends the run once `patience` evaluations in a row have not raised the best one by more than `margin`.
+
+    The config's `best_metric` says which evaluation is the best: by default, the one with the highest mean return.
+    """
 
     def __init__(self, patience: int, margin: float = 0.0) -> None:
         if patience < 1:
@@ -163,16 +182,17 @@ class StopWithoutImprovement(Callback):
         self._waited = 0
 
     def on_eval_end(self, trainer: TrainerState, metrics: MetricDict) -> None:
-        """Compare the mean return with the best one so far."""
-        if metrics["eval_return_mean"] > self._best + self.margin:
-            self._best, self._waited = metrics["eval_return_mean"], 0
+        """Compare the evaluation with the best one so far."""
+        value = metrics.get(result_name(trainer.config.best_metric), -math.inf)
+        if value > self._best + self.margin:
+            self._best, self._waited = value, 0
             return
         self._waited += 1
         if self._waited >= self.patience:
             trainer.request_stop(f"no evaluation better than {self._best:g} in the last {self.patience}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best return and the number of evaluations since then."""
+        """Return the best value and the number of evaluations since then."""
         return {"best": self._best, "waited": self._waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -215,7 +235,7 @@ class StopAfterWallTime(Callback):
 
 
 _BUILT_IN: dict[str, type[Callback]] = {
-    kind.__name__: kind for kind in (StopAtReturn, StopWithoutImprovement, StopAfterWallTime)
+    kind.__name__: kind for kind in (StopAtReturn, StopAt, StopWithoutImprovement, StopAfterWallTime)
 }
 
 
@@ -252,10 +272,12 @@ class StopRules:
     """The training time after which the run ends."""
     patience: int | None = None
     """The number of evaluations in a row without improvement after which the run ends."""
+    at: Mapping[str, float] = field(default_factory=dict)
+    """Other metrics of an evaluation, and the values at which the run ends."""
 
     def callbacks(self) -> list[Callback]:
         """Return new callbacks that apply these conditions."""
-        callbacks: list[Callback] = []
+        callbacks: list[Callback] = [StopAt(metric, value) for metric, value in self.at.items()]
         if self.at_return is not None:
             callbacks.append(StopAtReturn(self.at_return))
         if self.after_minutes is not None:

@@ -1,7 +1,8 @@
 """Collecting experience: the policy acts, the envs step, and every ending keeps its kind."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from rl_training.envs.access import EnvAccess
 from rl_training.envs.guard import EnvCalls
+from rl_training.envs.reports import average_numbers
 from rl_training.envs.samples import ReplaySample
 from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.policies.acting import Actor
@@ -20,6 +22,8 @@ class Episode(NamedTuple):
 
     episode_return: float
     length: int
+    info: Mapping[str, float] = MappingProxyType({})
+    """The numbers that the env reported at the end of the episode."""
 
 
 class Transition(NamedTuple):
@@ -173,13 +177,16 @@ class LocalCollector:
 def finished_episodes(infos: dict[str, Any]) -> list[Episode]:
     """Return the episodes that the infos of a step report as ended."""
     ended, statistics = infos["_episode"], infos["episode"]
+    returns, lengths, reported = (statistics[name] for name in ("r", "l", "info"))
     return [
-        Episode(float(total), int(length))
-        for total, length in zip(statistics["r"][ended], statistics["l"][ended], strict=True)
+        Episode(float(returns[index]), int(lengths[index]), reported[index]) for index in np.flatnonzero(ended).tolist()
     ]
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> MetricDict:
-    """Return the mean return and length, if there is any episode."""
-    returns, lengths = zip(*episodes, strict=True) if episodes else ((), ())
-    return {"ep_rew_mean": float(np.mean(returns)), "ep_len_mean": float(np.mean(lengths))} if returns else {}
+    """Return the means of the return, the length and what the env reported, if there is any episode."""
+    if not episodes:
+        return {}
+    returns, lengths, infos = zip(*episodes, strict=True)
+    means = {"ep_rew_mean": float(np.mean(returns)), "ep_len_mean": float(np.mean(lengths))}
+    return {**means, **average_numbers(infos)}

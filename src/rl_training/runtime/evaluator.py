@@ -3,21 +3,25 @@
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box
 
 from rl_training.envs.episodes import batch_obs, check_obs, choices_of, reset_place, step_place
 from rl_training.envs.factory import env_factory
 from rl_training.envs.guard import ENV_FAILURES, RESET_PATIENCE, STEP_PATIENCE, EnvCalls
+from rl_training.envs.reports import InfoReader, average_numbers
 from rl_training.envs.restore import AnyEnv
 from rl_training.errors import ConfigError, EnvironmentStepError
-from rl_training.experiment.config import MAX_EPISODES, TrainConfig
+from rl_training.experiment.config import MAX_EPISODES, TrainConfig, evaluation_config
 from rl_training.policies.base import Policy
 from rl_training.runtime.types import MetricDict
-from rl_training.streams import derive_seed
+from rl_training.streams import derive_seed, make_stream
 
 MAX_ENVS = 16  # more would cost memory and save little time
 
@@ -29,11 +33,13 @@ class PlayedEpisode(NamedTuple):
     episode_return: float
     length: int
     cut: bool
+    info: Mapping[str, float]
+    """The numbers that the env reported with the last step."""
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Statistics over complete episodes, played with the most likely actions; returns are not normalized."""
+    """Statistics over complete episodes; returns are not normalized."""
 
     num_episodes: int
     metrics: MetricDict
@@ -46,19 +52,28 @@ class Evaluator:
         self.calls = EnvCalls()
         self._config = config
         self._envs: list[AnyEnv] = []
+        self._reader = InfoReader()
         self._warned_of_cuts = False
 
     def evaluate(
         self, policy: Policy, num_episodes: int, step: int, *, interrupted: Callable[[], bool] = lambda: False
     ) -> EvalResult:
-        """Play `num_episodes` episodes whose seeds are a function of (run seed, env step, episode).
+        """Play `num_episodes` episodes whose seeds are a function of (run seed, env step, episode), or of `eval_seed`.
 
-        If interrupted, return at once with the number of episodes finished so far and no metrics.
+        What they draw does not depend on which of them are played side by side. If interrupted, return at once with the
+        number of episodes finished so far and no metrics.
         """
         check_num_episodes(num_episodes)
         name = f"evaluation at step {step}"
         self._make_envs(min(num_episodes, MAX_ENVS), name)
-        player = EpisodePlayer(self._envs, self.calls, name, self._config.eval_max_steps)
+        player = EpisodePlayer(
+            self._envs,
+            self.calls,
+            name,
+            max_steps=self._config.eval_max_steps,
+            deterministic=self._config.eval_deterministic,
+            reader=self._reader,
+        )
         finished = player.play(policy, evaluation_seeds(self._config, step, num_episodes), interrupted)
         if len(finished) < num_episodes:
             return EvalResult(len(finished), {})
@@ -70,6 +85,7 @@ class Evaluator:
             "eval_return_max": float(np.max(returns)),
             "eval_length_mean": float(np.mean([episode.length for episode in finished])),
             "eval_episodes": num_episodes,
+            **{f"eval_{name}": mean for name, mean in average_numbers(each.info for each in finished).items()},
         }
         num_cut = sum(episode.cut for episode in finished)
         if num_cut:
@@ -80,7 +96,7 @@ class Evaluator:
     def _make_envs(self, count: int, name: str) -> None:
         for index in range(len(self._envs), count):
             with self.calls.slow(f"{name}, env {{}}, start".format, index):
-                self._envs.append(env_factory(self._config)())
+                self._envs.append(env_factory(evaluation_config(self._config))())
 
     def _warn_of_cuts(self, num_cut: int, num_episodes: int) -> None:
         """Warn once, because an env whose episodes never end is cut in every evaluation."""
@@ -102,8 +118,24 @@ class Evaluator:
 
 
 def evaluation_seeds(config: TrainConfig, step: int, num_episodes: int) -> list[int]:
-    """Return the seeds of the episodes of an evaluation at env step `step`."""
+    """Return the seeds of the episodes of an evaluation at env step `step`; with an `eval_seed`, always the same."""
+    if config.eval_seed is not None:
+        return list(range(config.eval_seed, config.eval_seed + num_episodes))
     return [derive_seed(config.seed, "evaluation", step, episode) for episode in range(num_episodes)]
+
+
+def check_evaluation_env(config: TrainConfig, observation_space: Space[Any], action_space: Space[Any]) -> None:
+    """Refuse `eval_env_kwargs` that give other spaces than those of training; the bounds of observations may differ."""
+    if not config.eval_env_kwargs:
+        return
+    with closing(env_factory(evaluation_config(config))()) as env:
+        shown, taken = env.observation_space, env.action_space
+    alike = isinstance(shown, Box) and (shown.shape, shown.dtype) == (observation_space.shape, observation_space.dtype)
+    if not (alike or shown == observation_space) or taken != action_space:
+        raise ConfigError(
+            f"eval_env_kwargs={config.eval_env_kwargs}: evaluation would have the spaces {shown} and {taken}, training "
+            f"has {observation_space} and {action_space}; give arguments that keep the spaces"
+        )
 
 
 def check_num_episodes(num_episodes: int) -> None:
@@ -127,6 +159,9 @@ class _EnvSlot:
     length: int = 0
     """The number of steps, including the one that is being taken."""
     action: Any = None
+    stream: np.random.Generator | None = None
+    """The stream of the episode's actions; none if they are deterministic."""
+    info: Mapping[str, Any] = field(default_factory=dict)
 
     def place(self, _: int = 0) -> str:
         """Describe the newest call, for messages."""
@@ -139,38 +174,61 @@ class _EnvSlot:
 class EpisodePlayer:
     """Plays episodes in several envs side by side; refuses invalid observations and rewards as training does."""
 
-    def __init__(self, envs: Sequence[AnyEnv], calls: EnvCalls, name: str, max_steps: int = 0) -> None:
+    def __init__(
+        self,
+        envs: Sequence[AnyEnv],
+        calls: EnvCalls,
+        name: str,
+        *,
+        max_steps: int = 0,
+        deterministic: bool = True,
+        reader: InfoReader | None = None,
+    ) -> None:
+        """`max_steps` cuts episodes, unless it is 0. Drawn actions depend on the episode's seed alone."""
         self._slots = [_EnvSlot(env, index, name) for index, env in enumerate(envs)]
         self._calls = calls
-        self._max_steps = max_steps
+        self._max_steps, self._deterministic = max_steps, deterministic
+        self._reader = reader or InfoReader()
 
     def play(self, policy: Policy, seeds: Sequence[int], interrupted: Callable[[], bool]) -> list[PlayedEpisode]:
-        """Play one episode per seed and count all of them, so that short ones are not favoured.
+        """Play one episode per seed, in this order, and count all of them, so that short ones are not favoured.
 
         The result has fewer episodes if interrupted.
         """
         waiting = deque(enumerate(seeds))
-        finished: list[PlayedEpisode] = []
+        finished: dict[int, PlayedEpisode] = {}
         playing = self._slots[: len(seeds)]
         for slot in playing:
             self._reset(slot, *waiting.popleft())
         while playing and not interrupted():
-            actions = policy.predict(self._observe(playing), deterministic=True)
             still_playing = []
-            for slot, action in zip(playing, actions, strict=True):
+            for slot, action in zip(playing, self._choose(policy, playing), strict=True):
                 ended = self._step(slot, action)
                 if ended or slot.length == self._max_steps:
                     self._observe([slot])  # checks the last observation, which the policy never sees
-                    finished.append(PlayedEpisode(slot.seed, float(slot.episode_return), slot.length, cut=not ended))
+                    finished[slot.number] = self._finish(slot, cut=not ended)
                     if not waiting:
                         continue
                     self._reset(slot, *waiting.popleft())
                 still_playing.append(slot)
             playing = still_playing
-        return finished
+        return [episode for _, episode in sorted(finished.items())]
+
+    def _choose(self, policy: Policy, slots: Sequence[_EnvSlot]) -> Any:
+        """Return an action for each env; what an episode draws does not depend on the others."""
+        obs = self._observe(slots)
+        streams = [slot.stream for slot in slots if slot.stream is not None]
+        if not streams:
+            return policy.predict(obs, deterministic=True)
+        return policy.predict(obs, deterministic=False, streams=streams)
+
+    def _finish(self, slot: _EnvSlot, *, cut: bool) -> PlayedEpisode:
+        info = self._reader.read(slot.info or {})
+        return PlayedEpisode(slot.seed, float(slot.episode_return), slot.length, cut, info)
 
     def _reset(self, slot: _EnvSlot, number: int, seed: int) -> None:
         slot.number, slot.seed, slot.episode_return, slot.length = number, seed, 0.0, 0
+        slot.stream = None if self._deterministic else make_stream(seed, "evaluation_actions")
         with self._calls.slow(slot.place):
             slot.obs, _ = slot.env.reset(seed=seed)
 
@@ -181,7 +239,7 @@ class EpisodePlayer:
         self._calls.patience = RESET_PATIENCE if slot.length == 1 else STEP_PATIENCE
         self._calls.begin(slot.place)
         try:
-            slot.obs, reward, terminated, truncated, _ = slot.env.step(action)
+            slot.obs, reward, terminated, truncated, slot.info = slot.env.step(action)
             slot.episode_return += reward  # type: ignore[operator]  # SupportsFloat: a number in every env there is
             is_number = math.isfinite(reward)
         except ENV_FAILURES as failure:

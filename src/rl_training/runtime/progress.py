@@ -22,7 +22,9 @@ _LINE_SECONDS = 5.0
 # (label, metric, format) in the order shown.
 _SHOWN = (
     ("return", "rollout/ep_rew_mean", ".1f"),
+    ("success", "rollout/success_rate", ".2f"),
     ("eval", "eval/mean_reward", ".1f"),
+    ("eval success", "eval/success_rate", ".2f"),
     ("loss", "train/loss", ".3g"),
     ("value loss", "train/value_loss", ".3g"),
 )

@@ -1,8 +1,10 @@
 """The progress of a run as its checkpoints store it, and the note about a resume."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from rl_training.experiment.metrics import RETURN
 from rl_training.runtime.collector import Episode
 from rl_training.runtime.types import MetricDict
 
@@ -19,6 +21,8 @@ class SavedProgress:
     num_updates: int
     num_episodes: int
     best_return: float | None
+    best_metric: str
+    best_value: float | None
     metrics: MetricDict
     evaluation: MetricDict
     evaluated_at: int
@@ -37,14 +41,15 @@ class SavedProgress:
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as tensors and plain values."""
         state = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "collector"}
-        state["episodes"] = [tuple(episode) for episode in self.episodes]
-        state["collected"] = (self.collected[0], [tuple(episode) for episode in self.collected[1]])
+        state["episodes"] = _plain_episodes(self.episodes)
+        state["collected"] = (self.collected[0], _plain_episodes(self.collected[1]))
         return {**state, **self.collector}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "SavedProgress":
         """Read the progress from a checkpoint's trainer state."""
-        state = {"samples": [], "acting": {}, "collected": (0, []), **state}  # older checkpoints lack these
+        older: dict[str, Any] = {"samples": [], "acting": {}, "collected": (0, []), "best_metric": RETURN}
+        state = {**older, "best_value": state["best_return"], **state}  # older checkpoints have none of these
         values = {field.name: state[field.name] for field in fields(cls) if field.name != "collector"}
         values["episodes"] = tuple(Episode(*episode) for episode in state["episodes"])
         num_env_steps, episodes = state["collected"]
@@ -54,7 +59,11 @@ class SavedProgress:
     def forked(self) -> "SavedProgress":
         """Return the progress for a new run directory, which has no best checkpoint yet and whose clocks start at 0."""
         untimed = {name: value for name, value in self.metrics.items() if not name.startswith("time/")}
-        return replace(self, best_return=None, metrics=untimed)
+        return replace(self, best_return=None, best_value=None, metrics=untimed)
+
+
+def _plain_episodes(episodes: Sequence[Episode]) -> list[tuple[float, int, dict[str, float]]]:
+    return [(episode.episode_return, episode.length, dict(episode.info)) for episode in episodes]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.digests import digest
+from rl_training.experiment.metrics import describe_missing, logged_evaluation, result_name
 from rl_training.experiment.runs import read_metadata
 from rl_training.experiment.schedules import crosses
 from rl_training.runtime.callbacks import CallbackList
@@ -35,7 +36,6 @@ from rl_training.runtime.trainer import Status, TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
 from rl_training.waits import announced
 
-_CUT_EPISODES = "eval/cut_episodes"
 _RETURN_WINDOW = 100  # training episodes that `rollout/ep_rew_mean` averages over
 _COMPILING_UPDATES = 8  # by then, steps that are not taken in every update have been compiled too
 
@@ -128,6 +128,7 @@ class TrainingSession:
         self._saved_at_step = -1
         self._saved_at_time = self._logged_at_time = self._started_at_time = time.monotonic()
         self._logged_at_step = self._timed_from_step = 0
+        self._warned_of_best = False
         self._status: Status = "failed"
         self._announced_end = False
         self._failed_save: CheckpointError | None = None
@@ -180,8 +181,14 @@ class TrainingSession:
         if result.episodes:
             self._episodes.extend(result.episodes)
             averages = episode_metrics(list(self._episodes))
-            self.state.metrics |= {f"rollout/{name}": value for name, value in averages.items()}
+            self._replace_metrics("rollout/", {f"rollout/{name}": value for name, value in averages.items()})
         self._collected = result.following(self._collected)
+
+    def _replace_metrics(self, prefix: str, metrics: MetricDict) -> None:
+        """Set the newest metrics of one kind, and drop those that an env no longer reports."""
+        for name in [name for name in self.state.metrics if name.startswith(prefix) and name not in metrics]:
+            del self.state.metrics[name]
+        self.state.metrics |= metrics
 
     @property
     def may_compile(self) -> bool:
@@ -278,27 +285,30 @@ class TrainingSession:
         metrics = result.metrics
         self._evaluation, self._evaluated_at = metrics, step
         self._mark_done("evaluate")
-        named: MetricDict = {
-            "eval/mean_reward": metrics["eval_return_mean"],
-            "eval/std_reward": metrics["eval_return_std"],
-            "eval/mean_ep_length": metrics["eval_length_mean"],
-        }
-        self.state.metrics.pop(_CUT_EPISODES, None)
-        if "eval_cut_episodes" in metrics:
-            named[_CUT_EPISODES] = metrics["eval_cut_episodes"]
-        self._run.logger.log_metrics(named, step=step)
-        self.state.metrics |= named
-        mean_return, best = float(metrics["eval_return_mean"]), self.state.best_return
-        # Finite rewards may add up to an infinite return, which would stay the best one forever.
-        is_best = math.isfinite(mean_return) and (best is None or mean_return > best)
-        if is_best:
-            self.state.best_return = mean_return
+        logged = logged_evaluation(metrics)
+        self._run.logger.log_metrics(logged, step=step)
+        self._replace_metrics("eval/", logged)
+        is_best = self._note_best(metrics)
         try:
             self.callbacks.on_eval_end(self.state, metrics)
         finally:
             if is_best:  # after the event, which a run that is resumed from this checkpoint does not repeat
                 self._write_checkpoint(name=BEST_NAME)
             self._note_progress()
+
+    def _note_best(self, metrics: MetricDict) -> bool:
+        """Note the best values so far; return whether this evaluation is the best by the config's metric."""
+        state, metric = self.state, self.config.best_metric
+        if _is_higher(metrics["eval_return_mean"], state.best_return):
+            state.best_return = float(metrics["eval_return_mean"])
+        value = metrics.get(result_name(metric))
+        if value is not None and _is_higher(value, state.best_value):
+            state.best_value = float(value)
+            return True
+        if value is None and state.best_value is None and not self._warned_of_best:
+            self._warned_of_best = True
+            warnings.warn(f"no best checkpoint: best_metric {describe_missing(metric, metrics)}", stacklevel=2)
+        return False
 
     def _checkpoint_overdue(self) -> bool:
         limit = self.config.checkpoint_seconds
@@ -353,6 +363,8 @@ class TrainingSession:
             num_updates=self.state.num_updates,
             num_episodes=self.state.num_episodes,
             best_return=self.state.best_return,
+            best_metric=self.config.best_metric,
+            best_value=self.state.best_value,
             metrics={**self.state.metrics, **self._time_split.metrics()},
             evaluation=dict(self._evaluation),
             evaluated_at=self._evaluated_at,
@@ -369,8 +381,8 @@ class TrainingSession:
         self.state.global_step = self._timed_from_step = saved.global_step
         self.state.num_updates = saved.num_updates
         self.state.num_episodes = saved.num_episodes
-        best = saved.best_return
-        self.state.best_return = best if best is not None and math.isfinite(best) else None
+        self.state.best_return = _finite(saved.best_return)
+        self.state.best_value = _finite(saved.best_value) if saved.best_metric == self.config.best_metric else None
         self.state.metrics = dict(saved.metrics)
         self._time_split.load_metrics(saved.metrics)
         self._evaluation, self._evaluated_at = dict(saved.evaluation), saved.evaluated_at
@@ -468,3 +480,12 @@ class TrainingSession:
             self.evaluator.close()
         finally:
             self._run.close()
+
+
+def _is_higher(value: float, best: float | None) -> bool:
+    """Return whether a value is finite and the new best one; finite rewards may add up to an infinite return."""
+    return math.isfinite(value) and (best is None or value > best)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -46,7 +46,7 @@ class LiveRun(Protocol):
     def predict(self, obs: Any, deterministic: bool, action_masks: Any) -> Any:
         """Return actions of the policy as it is now."""
 
-    def evaluate(self, num_episodes: int) -> MetricDict:
+    def evaluate(self, num_episodes: int, deterministic: bool | None, seed: int | None) -> MetricDict:
         """Play whole episodes with the policy as it is now."""
 
     def save(self, path: Path | str) -> Path:
@@ -68,6 +68,8 @@ class TrainerState:
     """Training episodes finished so far."""
     best_return: float | None = None
     """Best mean return of an evaluation so far."""
+    best_value: float | None = None
+    """Best value so far of the metric that decides which checkpoint is the best, the config's `best_metric`."""
     metrics: MetricDict = field(default_factory=dict)
     """The newest value of every logged metric."""
     stop_reason: str | None = None
@@ -84,9 +86,14 @@ class TrainerState:
         """Return the action of the policy as it is now, for one observation or for each row of a batch."""
         return self._live().predict(obs, deterministic, action_masks)
 
-    def evaluate(self, num_episodes: int = 10) -> MetricDict:
-        """Play whole episodes with the policy as it is now, in envs of their own; training is not affected."""
-        return self._live().evaluate(num_episodes)
+    def evaluate(
+        self, num_episodes: int = 10, *, deterministic: bool | None = None, seed: int | None = None
+    ) -> MetricDict:
+        """Play whole episodes with the policy as it is now, in envs of their own; training is not affected.
+
+        `deterministic` and `seed` replace the config's `eval_deterministic` and `eval_seed`.
+        """
+        return self._live().evaluate(num_episodes, deterministic, seed)
 
     def save(self, path: Path | str) -> Path:
         """Write the model as it is now to a file that `PPO.load` and the command line can read."""

@@ -24,13 +24,14 @@ from rl_training.envs.samples import ReplaySample
 from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.errors import RLTrainingError, TrainingInterrupted
 from rl_training.experiment.checkpointing import CheckpointState
-from rl_training.experiment.config import TrainConfig, resolve_params, with_resolved_params
+from rl_training.experiment.config import TrainConfig, evaluation_config, resolve_params, with_resolved_params
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import check_output_dir, update_metadata
 from rl_training.experiment.trackers.opening import check_trackers
 from rl_training.runtime.agents import evaluate_agent, predict_action
 from rl_training.runtime.algorithm import AlgorithmSpec, TrainFn
 from rl_training.runtime.callbacks import CallbackList, Listener, make_callbacks
+from rl_training.runtime.evaluator import check_evaluation_env
 from rl_training.runtime.exactness import check_replays, find_differences
 from rl_training.runtime.plan import TrainingPlan
 from rl_training.runtime.run_utils import (
@@ -179,6 +180,8 @@ def _build_train_fn(
             plan(config, params)
         # From the first weight on: the number of threads decides the last bits of a matrix product.
         with tuned_for_training(config), closing(make_vector_env(config)) as envs:
+            if config.eval_episodes:
+                check_evaluation_env(config, envs.single_observation_space, envs.single_action_space)
             limit = _evaluation_limit(config)
             decisions = {"num_threads": threads, "vectorization": vectorization, "action_mask": mask}
             decisions["eval_max_steps"] = limit
@@ -194,7 +197,7 @@ def _build_train_fn(
 
 def _evaluation_limit(config: TrainConfig) -> str | None:
     """Describe how evaluation episodes end if the environment itself declares no limit; none if it does."""
-    if not config.eval_episodes or has_time_limit(config):
+    if not config.eval_episodes or has_time_limit(evaluation_config(config)):
         return None
     cut = f"{config.eval_max_steps}: evaluation episodes are cut after this many steps"
     how = cut if config.eval_max_steps else "0: an evaluation episode that does not end is played for ever"

@@ -4,7 +4,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from rl_training.experiment.runs import (
     repair_metadata,
 )
 from rl_training.experiment.sources import Layer, read_yaml, resolve_config
-from rl_training.runtime.agents import Agent, build_agent
+from rl_training.runtime.agents import Agent, build_agent, with_evaluation
 from rl_training.runtime.callbacks import Callback, Listener
 from rl_training.runtime.evaluator import check_num_episodes
 from rl_training.runtime.registry import get_algorithm_spec, place_parameters
@@ -180,10 +180,23 @@ def _agent_of(state: CheckpointState) -> Agent:
     return build_agent(get_algorithm_spec(config.algo).build_learner_fn, config, state)
 
 
-def evaluate_checkpoint(path: Path | str, num_episodes: int = 10, *, best: bool = False) -> MetricDict:
-    """Play complete episodes with a saved agent and return the metrics."""
+def evaluate_checkpoint(
+    path: Path | str,
+    num_episodes: int = 10,
+    *,
+    best: bool = False,
+    deterministic: bool | None = None,
+    seed: int | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+) -> MetricDict:
+    """Play complete episodes with a saved agent and return the metrics.
+
+    What is not given is as in the evaluations of the run. `env_kwargs` are added to those of its evaluations.
+    """
     check_num_episodes(num_episodes)
     agent = load_agent(path, best=best)
+    merged = {**agent.config.eval_env_kwargs, **env_kwargs} if env_kwargs else None
+    agent = with_evaluation(agent, eval_deterministic=deterministic, eval_seed=seed, eval_env_kwargs=merged)
     return get_algorithm_spec(agent.config.algo).evaluate_fn(agent, num_episodes)
 
 

@@ -158,10 +158,11 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
         task = Task(
             commands, self._step_timeout, self._all, self._all, lambda index: self.tracker.locate(index, taken[index])
         )
-        infos = self._merge_infos(self._run_task(task))
+        env_infos = self._run_task(task)
+        infos = self._merge_infos(env_infos)
         arrays = self._arrays
         result = (arrays.read(block), arrays.rewards.copy(), arrays.terminated.copy(), arrays.truncated.copy(), infos)
-        self.tracker.finish_step(taken, result)
+        self.tracker.finish_step(taken, result, env_infos)
         self._block = block
         return result
 

@@ -49,6 +49,7 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
         terminated = np.empty(self.num_envs, dtype=np.bool_)
         truncated = np.empty(self.num_envs, dtype=np.bool_)
         infos: dict[str, Any] = {}
+        env_infos: dict[int, Any] = {}
         calls = self._calls
         calls.begin(locate)
         try:
@@ -57,6 +58,7 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
                 obs, rewards[index], terminated[index], truncated[index], info = env.step(actions[index])
                 observations.append(obs)
                 if info:
+                    env_infos[index] = info
                     infos = self._add_info(infos, info, index)
         except ENV_FAILURES as failure:
             raise calls.error(failure) from failure
@@ -64,7 +66,7 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
             calls.end()
         calls.patience = STEP_PATIENCE
         batch = batch_obs(self.single_observation_space, observations, locate)
-        result = self.tracker.finish_step(taken, (batch, rewards, terminated, truncated, infos))
+        result = self.tracker.finish_step(taken, (batch, rewards, terminated, truncated, infos), env_infos)
         self._env_obs = observations
         return result
 

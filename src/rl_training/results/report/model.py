@@ -1,16 +1,17 @@
 """The content of a report as plain values. It is built from groups of runs; `page.py` renders it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rl_training.errors import RunDirectoryError
+from rl_training.errors import ConfigError, RunDirectoryError
+from rl_training.experiment.metrics import EVALUATION, RETURN, SUCCESS_RATE, TRAINING, logged_name
 from rl_training.results.comparison import compare
 from rl_training.results.curves import Band, Curve, align_curves, band
-from rl_training.results.loading import EVALUATION, TRAINING, Run, RunGroup
+from rl_training.results.loading import Run, RunGroup, known_metrics
 from rl_training.results.report.diagnostics import Hint, find_hints
 from rl_training.results.report.facts import (
     Difference,
@@ -30,10 +31,6 @@ from rl_training.results.statistics import Bootstrap, Estimate, estimate
 
 _MAX_POINTS = 200  # per band; more would not be visible
 _BAND = Bootstrap(resamples=2_000)
-_CHARTS = (
-    (EVALUATION, "Evaluation return", "mean over the episodes of an evaluation"),
-    (TRAINING, "Training return", "mean over the last 100 episodes"),
-)
 
 
 @dataclass(frozen=True)
@@ -126,6 +123,8 @@ class Report:
     title: str
     created_at: str
     version: str
+    metric: str
+    """The evaluation metric of the scores, as a user names it."""
     envs: tuple[EnvPart, ...]
     notes: tuple[str, ...]
     differences: tuple[Difference, ...]
@@ -139,17 +138,20 @@ class Report:
         return tuple(sorted((group for env in self.envs for group in env.groups), key=lambda group: group.number))
 
 
-def build_report(groups: Sequence[RunGroup], *, animation: Animation | str, created_at: str, version: str) -> Report:
-    """Build the content of a report about the groups."""
+def build_report(
+    groups: Sequence[RunGroup], *, animation: Animation | str, created_at: str, version: str, metric: str = RETURN
+) -> Report:
+    """Build the content of a report about the groups, whose runs are scored by an evaluation metric."""
     runs = [run for group in groups for run in group.runs]
     numbered = list(enumerate(groups))
     env_ids = list(dict.fromkeys(group.env_id for group in groups))
-    parts = [_env_part([(n, group) for n, group in numbered if group.env_id == env_id]) for env_id in env_ids]
+    parts = [_env_part([pair for pair in numbered if pair[1].env_id == env_id], metric) for env_id in env_ids]
     tasks = dict.fromkeys(f"{group.algo.upper()} on {group.env_id}" for group in groups)
     return Report(
         title=", ".join(tasks),
         created_at=created_at,
         version=version,
+        metric=metric,
         envs=tuple(parts),
         notes=tuple(dict.fromkeys(note for group in groups for note in (*group.notes, *_notes(group)))),
         differences=tuple(differing_settings(groups)),
@@ -158,16 +160,22 @@ def build_report(groups: Sequence[RunGroup], *, animation: Animation | str, crea
     )
 
 
-def best_run(groups: Sequence[RunGroup]) -> Run:
-    """Return the run to show: the counted run on the first environment with the best final evaluation."""
+def best_run(groups: Sequence[RunGroup], metric: str = RETURN) -> Run:
+    """Return the run to show: the counted run on the first environment with the best final evaluation.
+
+    Refuse a metric that no run has.
+    """
+    every = [run for group in groups for run in group.runs]
+    if metric != RETURN and not any(len(run.curve(logged_name(metric))) for run in every):
+        raise ConfigError(f"--metric {metric}: no run has it; choose from {', '.join(known_metrics(every))}")
     runs = [run for group in groups if group.env_id == groups[0].env_id for run in counted_runs(group)]
-    evaluated = [(final, run) for run in runs if (final := _finite_final_return(run)) is not None]
+    evaluated = [(final, run) for run in runs if (final := _finite_final(run, metric)) is not None]
     return max(evaluated, key=lambda pair: pair[0])[1] if evaluated else runs[0]
 
 
-def _finite_final_return(run: Run) -> float | None:
-    """Return the last evaluation; None if there is none or if it is not finite."""
-    final = run.final_return
+def _finite_final(run: Run, metric: str) -> float | None:
+    """Return a metric of the last evaluation; None if there is none or if it is not finite."""
+    final = run.final(metric)
     return final if final is not None and math.isfinite(final) else None
 
 
@@ -185,15 +193,26 @@ def _notes(group: RunGroup) -> list[str]:
     return []
 
 
-def _env_part(numbered: Sequence[tuple[int, RunGroup]]) -> EnvPart:
+def _env_part(numbered: Sequence[tuple[int, RunGroup]], metric: str) -> EnvPart:
     groups = [group for _, group in numbered]
-    charts = [_chart(metric, title, about, numbered) for metric, title, about in _CHARTS]
+    charts = [_chart(name, title, about, numbered) for name, title, about in _charts(metric)]
     return EnvPart(
         env_id=groups[0].env_id,
         charts=tuple(chart for chart in charts if chart.series),
-        groups=tuple(_group_part(number, group) for number, group in numbered),
-        verdict=_verdict(*groups) if len(groups) == 2 else None,
+        groups=tuple(_group_part(number, group, metric) for number, group in numbered),
+        verdict=_verdict(groups[0], groups[1], metric) if len(groups) == 2 else None,
     )
+
+
+def _charts(metric: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the logged name, title and description of each chart; a chart of what no run has logged is left out."""
+    shown = [EVALUATION, logged_name(SUCCESS_RATE), logged_name(metric)]
+    for evaluated in dict.fromkeys(shown):
+        name = evaluated.removeprefix("eval/")
+        trained = TRAINING if evaluated == EVALUATION else f"rollout/{name}"
+        quantity = RETURN if evaluated == EVALUATION else name.replace("_", " ")
+        yield evaluated, f"Evaluation {quantity}", "mean over the episodes of an evaluation"
+        yield trained, f"Training {quantity}", "mean over the last 100 episodes"
 
 
 def _chart(metric: str, title: str, about: str, numbered: Sequence[tuple[int, RunGroup]]) -> Chart:
@@ -219,15 +238,15 @@ def _statistic_band(curves: Sequence[Curve]) -> Band:
     return band(align_curves(curves).common().thinned(_MAX_POINTS), bootstrap=_BAND)
 
 
-def _group_part(number: int, group: RunGroup) -> GroupPart:
+def _group_part(number: int, group: RunGroup, metric: str) -> GroupPart:
     counted = counted_runs(group)
-    finals = [final for run in counted if (final := _finite_final_return(run)) is not None]
+    finals = [final for run in counted if (final := _finite_final(run, metric)) is not None]
     return GroupPart(
         number=number,
         label=group.label,
         algo=group.algo,
         env_id=group.env_id,
-        rows=tuple(_row(run) for run in group.runs),
+        rows=tuple(_row(run, metric) for run in group.runs),
         num_counted=len(counted),
         score=estimate(finals) if finals else None,
         hints=_hint_rows(group),
@@ -238,8 +257,8 @@ def _group_part(number: int, group: RunGroup) -> GroupPart:
     )
 
 
-def _row(run: Run) -> RunRow:
-    values = run.evaluation.values
+def _row(run: Run, metric: str) -> RunRow:
+    values = run.curve(logged_name(metric)).values
     metadata: dict[str, Any] = run.metadata
     return RunRow(
         seed=run.seed,
@@ -247,7 +266,7 @@ def _row(run: Run) -> RunRow:
         reason=str(metadata.get("error") or metadata.get("stop_reason") or ""),
         steps=run.global_step,
         budget=run.total_timesteps,
-        final=_finite_final_return(run),
+        final=_finite_final(run, metric),
         best=float(values.max()) if len(values) else None,
         wall_seconds=wall_seconds(run),
         steps_per_second=steps_per_second(run),
@@ -264,12 +283,12 @@ def _hint_rows(group: RunGroup) -> tuple[HintRow, ...]:
     return tuple(HintRow(seen[0][1], tuple(seed for seed, _ in seen)) for seen in found.values())
 
 
-def _verdict(a: RunGroup, b: RunGroup) -> Verdict:
+def _verdict(a: RunGroup, b: RunGroup, metric: str) -> Verdict:
     first, second = (RunGroup(group.label, counted_runs(group)) for group in (a, b))
-    if any(run.final_return != _finite_final_return(run) for run in (*first.runs, *second.runs)):
+    if any(run.final(metric) != _finite_final(run, metric) for run in (*first.runs, *second.runs)):
         return Verdict("Not compared: a final evaluation is not a finite number.")
     try:
-        comparison = compare(first, second)
+        comparison = compare(first, second, metric=metric)
     except RunDirectoryError as error:
         return Verdict(f"Not compared: {error}.")
     return Verdict(comparison.sentence, comparison.notes)

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rl_training.experiment.metrics import RETURN
 from rl_training.results.report.markup import Content, Markup, element, join_markup
 from rl_training.results.report.model import Animation, EnvPart, GroupPart, HintRow, Report, RunRow
 from rl_training.results.report.svg import Chart, draw_chart, series_class
@@ -55,11 +56,11 @@ def _header(report: Report) -> Markup:
 
 
 def _sections(report: Report) -> Iterator[Markup]:
-    yield _section("Result", [_result(env) for env in report.envs])
+    yield _section("Result", [_result(env, report.metric) for env in report.envs])
     yield _section("Diagnostics", _diagnostics(report.groups))
     yield _section("Curves", [_curves(env, titled=len(report.envs) > 1) for env in report.envs])
     yield _section("The agent", _agent(report.animation))
-    yield _section("Runs", [_runs(group) for group in report.groups])
+    yield _section("Runs", [_runs(group, report.metric) for group in report.groups])
     yield _section("Time", _times(report.groups))
     yield _section("Config", _config(report))
     yield _section("Versions and machine", _facts(report))
@@ -71,10 +72,11 @@ def _section(title: str, *content: Content) -> Markup:
     return element("section", element("h2", title, id=name), *content, aria_labelledby=name)
 
 
-def _result(env: EnvPart) -> Markup:
+def _result(env: EnvPart, metric: str) -> Markup:
     columns = [Column(name) for name in ("group", "interquartile mean", "95 % interval", "runs", "algorithm")]
     rows = [[_group_label(group), *_score(group), _run_count(group), group.algo] for group in env.groups]
-    return join_markup([table(f"{env.env_id}: final evaluations over seeds", columns, rows), _verdict(env)])
+    scored = "final evaluations" if metric == RETURN else f"{metric} of the final evaluations"
+    return join_markup([table(f"{env.env_id}: {scored} over seeds", columns, rows), _verdict(env)])
 
 
 def _verdict(env: EnvPart) -> Markup | None:
@@ -165,8 +167,8 @@ def _data_url(png: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
-def _runs(group: GroupPart) -> Markup:
-    numeric = ("env steps", "final return", "best return", "wall time", "steps/s")
+def _runs(group: GroupPart, metric: str) -> Markup:
+    numeric = ("env steps", f"final {metric}", f"best {metric}", "wall time", "steps/s")
     columns = [
         Column("seed", True),
         Column("status"),
