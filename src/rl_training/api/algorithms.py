@@ -19,7 +19,7 @@ from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.sources import Layer, find_preset, read_yaml, resolve_config
 from rl_training.experiment.validation import nearest_name
 from rl_training.plugins import object_path
-from rl_training.runtime.agents import Agent, build_agent
+from rl_training.runtime.agents import Agent, build_agent, with_spaces
 from rl_training.runtime.callbacks import Callback, Listener
 from rl_training.runtime.manager import DefaultExperimentManager
 from rl_training.runtime.registry import AlgorithmSpec, get_algorithm_spec
@@ -97,13 +97,14 @@ class Algorithm:
         if self._state is None:
             raise TrainingStateError("there is nothing to save yet: call learn() first")
         target = Path(path)
-        self._state = with_experience(self._state, self._loaded_from)
+        self._state = with_spaces(with_experience(self._state, self._loaded_from), self._live_agent())
         return save_checkpoint(target if target.suffix else target.with_suffix(".pt"), self._state)
 
     @classmethod
     def load(cls, path: Path | str, *, encoder: type | None = None) -> Self:
         """Load a checkpoint file, or the newest intact checkpoint of a run directory.
 
+        The environment need not be installed to predict and to export; `evaluate` and `learn` need it.
         `encoder` is needed if the network of the agent was defined in a script or notebook.
         """
         object_path(encoder)  # makes it known under the name that the checkpoint has

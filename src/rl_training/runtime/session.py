@@ -64,6 +64,8 @@ class TrainingParts:
     collector: Collector
     loop: "Callable[[TrainingSession], None]"
     """A function that collects and learns until the session is finished."""
+    spaces: dict[str, Any] | None = None
+    """The spaces of observations and actions as plain values; none if they cannot be stored."""
 
 
 class TimeSplit:
@@ -318,6 +320,7 @@ class TrainingSession:
                 name=name,
                 segments=self._run.segments,
                 packages=packages_in_use(self.parts.learner),
+                spaces=self.parts.spaces,
             )
         except CheckpointError as error:
             self._failed_save = error
