@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import Self
 
+from rl_training.deploy.export import Export, FormatName, export_agent
 from rl_training.errors import ConfigError, TrainingStateError
 from rl_training.experiment.checkpointing import (
     CheckpointState,
@@ -122,6 +123,10 @@ class Algorithm:
         of them.
         """
         return self._spec.predict_fn(self._live_agent(), obs, deterministic, action_masks)
+
+    def export(self, path: Path | str, *, format: FormatName) -> Export:  # noqa: A002  (as the command line calls it)
+        """Write the deterministic policy as a file that acts without this package, once it was checked."""
+        return export_agent(self._live_agent(), path, format)
 
     def evaluate(self, num_episodes: int = 10) -> MetricDict:
         """Play whole episodes with the most likely actions, and return statistics of their returns and lengths."""

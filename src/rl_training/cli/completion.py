@@ -11,6 +11,7 @@ import typer
 
 ALGORITHMS = ("dqn", "ppo", "sac")
 SUITES = ("box2d", "classic", "mujoco")
+FORMATS = ("numpy", "onnx", "torch")
 METRICS = ("eval/mean_ep_length", "eval/mean_reward", "rollout/ep_len_mean", "rollout/ep_rew_mean")
 
 # Other names could be commands to the shell, which inserts a completed name without quotes.
@@ -45,6 +46,11 @@ def complete_config() -> list[str]:
 def complete_metric() -> list[str]:
     """Offer the metrics that every algorithm has."""
     return list(METRICS)
+
+
+def complete_format() -> list[str]:
+    """Offer the formats of `export`."""
+    return list(FORMATS)
 
 
 def complete_suite() -> list[str]:

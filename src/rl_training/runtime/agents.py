@@ -15,8 +15,8 @@ from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupErr
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 from rl_training.packing import PackedActions, PackedObservations, select_row
-from rl_training.policies.base import Array
-from rl_training.runtime.evaluator import Evaluator
+from rl_training.policies.base import Array, Policy
+from rl_training.runtime.evaluator import EvalResult, Evaluator
 from rl_training.runtime.run_utils import limited_threads, refusing_misfits
 from rl_training.runtime.types import MetricDict
 from rl_training.runtime.watchdog import Watchdog
@@ -93,13 +93,20 @@ def check_env_fits(agent: Agent) -> None:
 
 def evaluate_agent(agent: Agent, num_episodes: int) -> MetricDict:
     """Play whole episodes with the likeliest actions, on the seeds that training would use at this step."""
+    return play_episodes(agent, agent.learner.policy, num_episodes).metrics
+
+
+def play_episodes(
+    agent: Agent, policy: Policy, num_episodes: int, *, interrupted: Callable[[], bool] = lambda: False
+) -> EvalResult:
+    """Play the evaluation of an agent with a policy; the result has no metrics if it was interrupted."""
     check_env_fits(agent)
     with (
         limited_threads(agent.config.num_threads),
         closing(Evaluator(agent.config)) as evaluator,
         Watchdog(agent.config, [evaluator.calls]),
     ):
-        return evaluator.evaluate(agent.learner.policy, num_episodes, agent.step).metrics
+        return evaluator.evaluate(policy, num_episodes, agent.step, interrupted=interrupted)
 
 
 def _check_choices(space: spaces.Space[Any], given: Array) -> None:
