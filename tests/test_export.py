@@ -3,6 +3,7 @@
 import builtins
 import importlib.util
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -253,3 +254,9 @@ def test_a_trained_model_exports_from_python_and_from_the_command_line(
     assert "checked on 500 observations of episodes and 500 random ones: largest difference" in capsys.readouterr().out
     obs = np.ones(4 if algo != "sac" else 3, np.float32)
     assert np.allclose(NumpyAgent(first).act(obs), trained.predict(obs), rtol=1e-5, atol=1e-5)
+
+
+def test_the_example_acts_without_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["deployment.py", "--total-timesteps", "256"])
+    runpy.run_path(str(Path(__file__).parents[1] / "examples" / "deployment.py"), run_name="__main__")
+    assert "exported: agent.npz numpy_agent.py" in capsys.readouterr().out

@@ -1,7 +1,6 @@
 """Acts with an agent that rl_training exported with `--format numpy`. Needs nothing but NumPy.
 
-From Python: `Agent("agent.npz").act(observation)`.
-From a shell: `python numpy_agent.py agent.npz '[0.1, 0.0, 0.2, 0.0]'`; a mask of legal actions is the third argument.
+In Python: `Agent("agent.npz").act(observation)`. In a shell: `python numpy_agent.py agent.npz JSON [MASK_AS_JSON]`.
 """
 
 import json
@@ -52,7 +51,8 @@ class Agent:
 
     def run(self, values: list[Any]) -> list[Any]:
         """Return the parts of the actions [batch, ...] for those of observations, followed by masks if needed."""
-        x = np.hstack([_encode(*pair) for pair in zip(self._spec["inputs"], values, strict=False)])
+        encoded = [_encode(*pair) for pair in zip(self._spec["inputs"], values, strict=False)]
+        x = np.hstack(encoded) if len(encoded) > 1 else encoded[0]
         if "mean" in self._arrays:
             x = np.clip((x - self._arrays["mean"]) * self._arrays["scale"], -self._arrays["clip"], self._arrays["clip"])
         for number, (kind, epsilon) in enumerate(self._spec["layers"]):
@@ -67,10 +67,9 @@ class Agent:
 
 
 def _nest(template: Any, values: Any) -> Any:
-    if isinstance(template, dict):
-        return {key: _nest(inner, values) for key, inner in template.items()}
-    if isinstance(template, list):
-        return tuple(_nest(inner, values) for inner in template)
+    if isinstance(template, (dict, list)):
+        parts = [_nest(each, values) for each in (template.values() if isinstance(template, dict) else template)]
+        return dict(zip(template, parts, strict=True)) if isinstance(template, dict) else tuple(parts)
     return values[template] if values[template].shape or values[template].dtype.kind == "f" else int(values[template])
 
 
@@ -80,14 +79,15 @@ def _encode(part: dict[str, Any], values: Any) -> Any:
         raise ValueError(f"{part['name']} must have shape {part['shape']}, or a batch of it, with finite legal values")
     if "number" in part:  # one-hot: for every column, the number that it belongs to and the value that it stands for
         return (flat[:, part["number"]] == part["value"]).astype(np.float32)
-    return flat.astype(np.float32) / np.float32(part["scale"])
+    return flat.astype(np.float32) if part["scale"] == 1.0 else flat.astype(np.float32) / np.float32(part["scale"])
 
 
 def _decode(part: dict[str, Any], x: Any, masks: Any) -> Any:
     if part["kind"] == "choices":
         if part["masks"] is not None:
             x = np.where(masks[:, slice(*part["masks"])].astype(bool), x, np.float32(-1e30))
-        x = np.stack([scores.argmax(axis=1) for scores in np.split(x, part["ends"], axis=1)], axis=1) + part["first"]
+        scores = np.split(x, part["ends"], axis=1) if len(part["ends"]) else [x]
+        x = np.stack([own.argmax(axis=1) for own in scores], axis=1) + part["first"]
     elif part["kind"] == "bits":
         x = x > 0.0
     else:
