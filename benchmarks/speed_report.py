@@ -346,7 +346,8 @@ def document(report: Report, chart_links: Sequence[str] = ()) -> str:
     sections = [
         "# Speed next to Stable-Baselines3",
         "This page is written by `benchmarks/speed.py`. `make bench` repeats all measurements and stores them in "
-        '`benchmarks/results/speed.json`. "Ours" is this package, and "SB3" is Stable-Baselines3.',
+        '`benchmarks/results/speed.json`. "Ours" is this package, and "SB3" is Stable-Baselines3. '
+        "[Deployment](deployment.md#speed) has the speed of exported agents.",
         f"{report.date}. {machine}. {versions}. Rounds: {report.rounds}; "
         f"budgets: {report.steps_scale:g} times the full budgets.",
         *(f"![Ratios of all rows]({link})" for link in chart_links[:1]),

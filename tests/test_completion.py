@@ -11,7 +11,8 @@ import pytest
 from test_cli import ENVIRONMENT, imported_modules, train
 
 from rl_training.cli import completion, main
-from rl_training.cli.completion import ALGORITHMS, METRICS, SUITES
+from rl_training.cli.completion import ALGORITHMS, FORMATS, METRICS, SUITES
+from rl_training.deploy import export
 from rl_training.experiment.runs import context_of, read_metrics
 from rl_training.groups import benchmarking
 from rl_training.results.receipts import preset_names
@@ -121,6 +122,7 @@ def test_every_shell_gets_its_own_format(shell: str, answer: list[str], complete
 def test_what_is_offered_is_what_the_package_has(workplace: Path) -> None:
     assert list(ALGORITHMS) == [spec.name for spec in list_algorithm_specs()]
     assert set(SUITES) == set(benchmarking.SUITES)
+    assert set(FORMATS) == set(export.FORMATS)
     assert completion.complete_preset() == preset_names()
     rows = read_metrics(context_of(train(workplace)))
     assert set(METRICS) <= {name for row in rows for name in row}

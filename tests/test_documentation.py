@@ -13,7 +13,7 @@ from rl_training.runtime.registry import get_algorithm_spec
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(DOCS.glob("*.md"))]
-RUN_PAGES = [ROOT / "README.md", DOCS / "python_api.md", DOCS / "algorithms.md"]
+RUN_PAGES = [ROOT / "README.md", DOCS / "python_api.md", DOCS / "algorithms.md", DOCS / "deployment.md"]
 """Their Python blocks are run; those of the other pages are compiled only."""
 
 _FENCED = re.compile(r"^[ ]*```(\w*)\n(.*?)^[ ]*```$", re.DOTALL | re.MULTILINE)

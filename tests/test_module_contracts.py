@@ -22,7 +22,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "rl_training"
 # From the bottom up: a module may import from its own folder and from the folders above it in this list.
 # The modules at the root of the package are the first layer: everybody may use them.
 LAYERS = ["", "experiment", "results", "envs", "policies", "data", "algorithms"]
-LAYERS += ["runtime", "recording", "groups", "api", "cli", "__main__"]
+LAYERS += ["runtime", "recording", "groups", "deploy", "api", "cli", "__main__"]
 LEAF_ROOMS = ("envs", "policies", "data")
 
 

@@ -2,19 +2,30 @@ import os
 import pydoc
 import re
 import signal
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from conftest import TINY_PPO, MakeConfig
+from gymnasium import spaces
+from sample_spaces import NestedEnv
 
 import rl_training
 import rl_training.api
 import rl_training.experiment
 from rl_training import DQN, PPO, TrainConfig
-from rl_training.errors import CheckpointError, ConfigError, TrainingInterrupted, TrainingStateError
-from rl_training.experiment.checkpointing import load_checkpoint
+from rl_training.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvironmentSetupError,
+    TrainingInterrupted,
+    TrainingStateError,
+)
+from rl_training.experiment.checkpointing import load_checkpoint, save_checkpoint
 from rl_training.experiment.digests import digest
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.experiment.validation import StrictModel, describe_fields
@@ -255,3 +266,82 @@ def test_an_observation_of_the_wrong_shape_is_refused(make_config: MakeConfig) -
 def test_an_evaluation_of_nothing_is_refused(make_config: MakeConfig) -> None:
     with pytest.raises(ConfigError, match="num_episodes=0"):
         PPO(make_config()).evaluate(0)
+
+
+UNINSTALLED = "sample_spaces:Nested-v0"
+
+
+def without_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the env's module be missing, and its name unknown."""
+    monkeypatch.setitem(sys.modules, "sample_spaces", None)
+    monkeypatch.delitem(gymnasium.registry, "Nested-v0", raising=False)
+
+
+@pytest.fixture
+def nested_model(make_config: MakeConfig, tmp_path: Path) -> Path:
+    model = PPO(make_config(env_id=UNINSTALLED, eval_episodes=0))
+    model.learn()
+    return model.save(tmp_path / "nested.pt")
+
+
+def test_a_loaded_model_predicts_without_its_environment(nested_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    obs = NestedEnv().reset(seed=3)[0]
+    expected = PPO.load(nested_model).predict(obs)
+    without_env(monkeypatch)
+    assert PPO.load(nested_model).predict(obs) == expected
+
+
+def test_evaluating_and_learning_say_that_the_environment_is_missing(
+    nested_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_env(monkeypatch)
+    model = PPO.load(nested_model)
+    for use in (lambda: model.evaluate(1), lambda: model.learn(total_timesteps=256)):
+        with pytest.raises(EnvironmentSetupError, match=r"sample_spaces.*install the env's package"):
+            use()
+
+
+def test_an_evaluation_in_another_version_of_the_environment_is_refused(
+    nested_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = PPO.load(nested_model)
+    monkeypatch.setattr(NestedEnv, "action_space", spaces.Discrete(3))
+    with pytest.raises(EnvironmentSetupError, match=r"action space Discrete\(3\), but .* with Discrete\(2\)"):
+        model.evaluate(1)
+
+
+def test_a_model_of_an_older_checkpoint_is_saved_with_its_spaces(make_config: MakeConfig, tmp_path: Path) -> None:
+    result = PPO(make_config()).learn()
+    state = load_checkpoint(result.checkpoint_path)
+    old = {name: value for name, value in state.metadata.items() if name != "spaces"}
+    path = save_checkpoint(tmp_path / "old.pt", replace(state, metadata=old))
+    saved = PPO.load(path).save(tmp_path / "new.pt")
+    assert load_checkpoint(saved).metadata["spaces"] == state.metadata["spaces"]
+
+
+def test_hostile_spaces_are_refused_before_anything_is_built(make_config: MakeConfig, tmp_path: Path) -> None:
+    state = load_checkpoint(PPO(make_config()).learn().checkpoint_path)
+    for spaces_given in ({}, {"observation": 1, "action": 2}):
+        path = save_checkpoint(tmp_path / "bad.pt", replace(state, metadata={**state.metadata, "spaces": spaces_given}))
+        with pytest.raises(CheckpointError, match=r"in the checkpoint (is|are) refused"):
+            PPO.load(path)
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        ([0.0, np.nan, 0.0, 0.0], r"component \[1\] of the observation is nan"),
+        (np.array([[0.0] * 4, [0.0, 0.0, 0.0, -np.inf]]), r"component \[3\] of observation 1 of the batch is -inf"),
+        (["a", "b", "c", "d"], "must consist of numbers"),
+    ],
+)
+def test_a_prediction_refuses_numbers_that_are_not_finite(make_config: MakeConfig, obs: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PPO(make_config()).predict(obs)
+
+
+def test_a_prediction_names_the_part_that_is_not_finite(nested_model: Path) -> None:
+    obs = NestedEnv().reset(seed=3)[0]
+    obs["lamp"][1] = np.nan
+    with pytest.raises(ConfigError, match=r"component \[1\] of part 'lamp' of the observation is nan"):
+        PPO.load(nested_model).predict(obs)

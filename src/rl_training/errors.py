@@ -61,6 +61,10 @@ class CheckpointError(RLTrainingError):
     """A checkpoint that is missing, damaged or unsafe, or that has another format."""
 
 
+class ExportError(RLTrainingError):
+    """An agent that cannot be exported in the requested format, or an export that acts differently."""
+
+
 class RunDirectoryError(RLTrainingError):
     """A run directory that cannot be created, opened or written."""
 

@@ -188,7 +188,7 @@ class StackedFrames(spaces.Box):
     """The space of observations that stack the newest frames along their first axis; images have channels first."""
 
     def __init__(self, frame: spaces.Box, num_frames: int) -> None:
-        self.num_frames = num_frames
+        self.frame, self.num_frames = frame, num_frames
         low, high = (self.to_frame(bound) for bound in (frame.low, frame.high))
         super().__init__(
             np.concatenate([low] * num_frames), np.concatenate([high] * num_frames), dtype=frame.dtype.type

@@ -12,6 +12,7 @@ from rl_training.algorithms.base import LearnerParams
 from rl_training.algorithms.dqn import DQNParams
 from rl_training.algorithms.ppo import PPOParams
 from rl_training.algorithms.sac import SACParams
+from rl_training.deploy.export import Export, FormatName, export_agent
 from rl_training.envs.objects import describe_env
 from rl_training.errors import ConfigError, TrainingStateError
 from rl_training.experiment.checkpointing import (
@@ -25,7 +26,7 @@ from rl_training.experiment.checkpointing import (
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.sources import Layer, find_preset, read_yaml, resolve_config
 from rl_training.experiment.validation import describe_fields, nearest_name
-from rl_training.runtime.agents import Agent, build_agent, with_evaluation
+from rl_training.runtime.agents import Agent, build_agent, with_evaluation, with_spaces
 from rl_training.runtime.callbacks import Callback, Listener
 from rl_training.runtime.manager import DefaultExperimentManager
 from rl_training.runtime.registry import AlgorithmSpec, get_algorithm_spec
@@ -182,7 +183,7 @@ class Algorithm:
             return self._observer.trainer.save(path)
         if self._state is None:
             raise TrainingStateError("there is nothing to save yet: call learn() first")
-        self._state = with_experience(self._state, self._loaded_from)
+        self._state = with_spaces(with_experience(self._state, self._loaded_from), self._live_agent())
         return save_model(path, self._state)
 
     @classmethod
@@ -191,8 +192,9 @@ class Algorithm:
     ) -> Self:
         """Load a checkpoint file, or the newest intact checkpoint of a run directory.
 
-        `env`, `wrappers` and `encoder` replace those of the checkpoint. They are needed if they were defined in a
-        script or notebook.
+        The environment need not be installed to predict and to export; `evaluate` and `learn` need it. `env`,
+        `wrappers` and `encoder` replace those of the checkpoint. They are needed if they were defined in a script or
+        notebook.
         """
         # A file may have been copied without the run's replay folder, which only learn() and save() need.
         opened = open_checkpoint(path) if Path(path).is_dir() else open_without_experience(path)
@@ -218,6 +220,10 @@ class Algorithm:
         if self._observer.trainer is not None:
             return self._observer.trainer.predict(obs, deterministic, action_masks)
         return self._spec.predict_fn(self._live_agent(), obs, deterministic, action_masks)
+
+    def export(self, path: Path | str, *, format: FormatName) -> Export:  # noqa: A002  (as the command line calls it)
+        """Write the deterministic policy as a file that acts without this package, once it was checked."""
+        return export_agent(self._live_agent(), path, format)
 
     def evaluate(
         self, num_episodes: int = 10, *, deterministic: bool | None = None, seed: int | None = None

@@ -19,6 +19,7 @@ from rl_training.cli.check_env import check_env
 from rl_training.cli.command import FAILED, USER_ERROR, CommandGroup, HelpfulCommand
 from rl_training.cli.compare import compare
 from rl_training.cli.evaluate import evaluate
+from rl_training.cli.export import export
 from rl_training.cli.list_runs import list_runs
 from rl_training.cli.plot import plot
 from rl_training.cli.record import record
@@ -42,6 +43,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., int]]] = {
         "compare": compare,
         "report": report,
     },
+    "Deploy": {"export": export},
     "Check": {"check-env": check_env, "replay": replay, "benchmark": benchmark},
 }
 

@@ -11,6 +11,7 @@ import typer
 
 ALGORITHMS = ("dqn", "ppo", "sac")
 SUITES = ("box2d", "classic", "mujoco")
+FORMATS = ("numpy", "onnx", "torch")
 METRICS = ("eval/mean_ep_length", "eval/mean_reward", "rollout/ep_len_mean", "rollout/ep_rew_mean")
 SCORES = ("final", "best", "auc")
 
@@ -51,6 +52,11 @@ def complete_metric() -> list[str]:
 def complete_score() -> list[str]:
     """Offer the scores that every run has."""
     return list(SCORES)
+
+
+def complete_format() -> list[str]:
+    """Offer the formats of `export`."""
+    return list(FORMATS)
 
 
 def complete_suite() -> list[str]:

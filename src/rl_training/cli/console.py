@@ -20,6 +20,7 @@ from rl_training.results.receipts import format_interval, read_references
 from rl_training.results.statistics import format_score, interquartile_mean
 
 if TYPE_CHECKING:
+    from rl_training.deploy.export import Export
     from rl_training.envs.checks.checking import EnvReport
     from rl_training.experiment.groups import GroupRecord
     from rl_training.experiment.sources import ResolvedConfig
@@ -133,6 +134,19 @@ def show_recording(recording: "RecordedVideo") -> None:
         f"video: {recording.path} ({recording.num_frames:,} frames, {seconds:.1f} s at {recording.fps:g} per second, "
         f"{size:.1f} MiB)"
     )
+
+
+def show_export(exported: "Export") -> None:
+    """Show the files of an export and how it was checked."""
+    for path in exported.files:
+        show_line(f"exported: {path} ({path.stat().st_size:,} bytes)")
+    check = exported.check
+    show_line(
+        f"checked on {check.num_played:,} observations of episodes and {check.num_sampled:,} random ones: "
+        f"largest difference {check.largest_difference:.1e}, {check.num_ties:,} ties"
+    )
+    if check.not_played is not None:
+        show_line(f"no episode was played: {check.not_played}")
 
 
 def show_failed_step(failed: "FailedStep") -> None:

@@ -102,7 +102,7 @@ def _make_inner(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
     except (NameNotFound, NamespaceNotFound, VersionNotFound) as error:
         raise EnvironmentSetupError(_unknown_env(env_id, error)) from None
     except ModuleNotFoundError as error:
-        raise EnvironmentSetupError(f"{env_id}: {first_line(error)}") from None
+        raise EnvironmentSetupError(f"{env_id}: {first_line(error)}; install the env's package") from None
     except (TypeError, Error) as error:
         raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {first_line(error)}") from error
     except SignalExit:

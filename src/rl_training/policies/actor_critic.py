@@ -60,6 +60,7 @@ class ActorCritic:
         shapes = {**self.actor.shapes, **(self.critic.shapes if self.critic else {}), **self.distribution.shapes}
         self.params = make_trained_params(shapes, network.device)
         self.action_shape, self.action_dtype = self.distribution.action_shape, self.distribution.action_dtype
+        self.action_parts, self.acting_network = self.distribution.parts, self.actor
         self._stream = make_stream(seed, "predictions")
         self._initialise(make_torch_generator(seed, "initialisation"), log_std)
 

@@ -5,7 +5,7 @@ A distribution also knows how its actions become the env's: the policy lives in 
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from rl_training.errors import EnvironmentSetupError
 from rl_training.packing import Leaf, PackedActions
 from rl_training.policies.acting import NoiseParts
 from rl_training.policies.base import Array
+from rl_training.policies.decoding import ActionPart
 from rl_training.policies.networks.protocol import FloatArray, Shape
 
 LOG_STD = "log_std"
@@ -42,6 +43,10 @@ class ActionDistribution(Protocol):
     """Parameters of the distribution itself, beside the network's."""
     action_shape: Shape
     action_dtype: torch.dtype
+
+    @property
+    def parts(self) -> tuple[ActionPart, ...]:
+        """How the outputs become the likeliest action, one description for each part of a nested action."""
 
     def sample(
         self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: Array, masks: Array | None = None
@@ -86,6 +91,11 @@ class Categorical:
         self.action_shape: Shape = ()
         self.action_dtype = torch.int64
         self._start = int(space.start)
+
+    @property
+    def parts(self) -> tuple[ActionPart, ...]:
+        """The action with the highest output."""
+        return (_choices((self.num_outputs,), np.array([self._start]), (), np.dtype(np.int64)),)
 
     def sample(
         self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: Array, masks: Array | None = None
@@ -138,6 +148,13 @@ class CategoricalScores:
         return outputs if self._masks is None else torch.where(self._masks, outputs, 0.0), {}
 
 
+def _choices(choices: tuple[int, ...], first: Array, shape: Shape, dtype: np.dtype[Any]) -> ActionPart:
+    columns = slice(0, sum(choices))
+    return ActionPart(
+        kind="choices", outputs=columns, masks=columns, shape=shape, dtype=np.dtype(dtype), choices=choices, first=first
+    )
+
+
 class MultiCategorical:
     """One softmax for each number of a MultiDiscrete action, independent of each other."""
 
@@ -153,6 +170,11 @@ class MultiCategorical:
         self._most = max(self._choices)
         exists = np.arange(self._most) < np.array(self._choices)[:, None]
         self._places = np.flatnonzero(exists)  # of all choices, in a table with a row for each number
+
+    @property
+    def parts(self) -> tuple[ActionPart, ...]:
+        """The choice with the highest output for every number."""
+        return (_choices(tuple(self._choices), self._start, self._env_shape, self._env_dtype),)
 
     def sample(
         self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: Array, masks: Array | None = None
@@ -230,6 +252,12 @@ class Bernoulli:
         self.action_dtype = torch.int64
         self._env_shape, self._env_dtype = space.shape, space.dtype
 
+    @property
+    def parts(self) -> tuple[ActionPart, ...]:
+        """1 for every positive output."""
+        columns = slice(0, self.num_outputs)
+        return (ActionPart(kind="bits", outputs=columns, shape=self._env_shape, dtype=np.dtype(self._env_dtype)),)
+
     def sample(
         self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: Array, masks: Array | None = None
     ) -> Array:
@@ -284,6 +312,20 @@ class BoundedActions:
         self._middle = np.where(bounded, high / 2 + low / 2, 0.0).astype(np.float32)
         self._half_range = np.where(bounded, high / 2 - low / 2, 1.0).astype(np.float32)
 
+    def part(self, *, squash: bool = False) -> ActionPart:
+        """Describe how the first outputs of a network, or their tanh, become the env's action."""
+        return ActionPart(
+            kind="numbers",
+            outputs=slice(0, self.size),
+            shape=self._env_shape,
+            dtype=np.dtype(self._env_dtype),
+            squash=squash,
+            middle=self._middle,
+            half_range=self._half_range,
+            low=self._low,
+            high=self._high,
+        )
+
     def to_env(self, actions: Array) -> Array:
         """Return the actions scaled and clipped to the bounds of the env, in its shape."""
         scaled = np.clip(self._middle + actions * self._half_range, self._low, self._high)
@@ -304,6 +346,11 @@ class DiagonalGaussian:
         self.shapes: dict[str, Shape] = {LOG_STD: (self.num_outputs,)}
         self.action_shape: Shape = (self.num_outputs,)
         self.action_dtype = torch.float32
+
+    @property
+    def parts(self) -> tuple[ActionPart, ...]:
+        """The means, in the bounds of the env."""
+        return (self._actions.part(),)
 
     def sample(
         self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: Array, masks: Array | None = None
@@ -402,6 +449,20 @@ class Product:
         self.action_dtype = torch.float32
         bounds = [_exact_bounds(leaf) for leaf in space.leaves]
         self._low, self._high = (np.concatenate(sides) for sides in zip(*bounds, strict=True))
+        self._leaves = space.leaves
+
+    @property
+    def parts(self) -> tuple[ActionPart, ...]:
+        """The parts of the action, each with its columns of the outputs and of the masks."""
+        return tuple(self._place(part, leaf) for part, leaf in zip(self._parts, self._leaves, strict=True))
+
+    def _place(self, part: _Part, leaf: Leaf) -> ActionPart:
+        (own,) = part.distribution.parts
+        masks = part.masks if part.distribution.mask_size else None
+        placed = replace(own, path=leaf.path, outputs=part.outputs, masks=masks)
+        if own.kind != "numbers":
+            return placed
+        return replace(placed, low=self._low[part.actions], high=self._high[part.actions])
 
     def sample(
         self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: Array, masks: Array | None = None

@@ -3,6 +3,7 @@
 The statistics are part of the learner: saved with it, and frozen outside of training.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -65,8 +66,8 @@ class FeatureNormalizer:
         self._refresh()
 
     def _refresh(self) -> None:
-        self._mean = self.moments.mean.astype(np.float32)
-        self._scale = (1.0 / np.sqrt(self.moments.variance + _EPSILON)).astype(np.float32)
+        self.mean = self.moments.mean.astype(np.float32)
+        self.scale = (1.0 / np.sqrt(self.moments.variance + _EPSILON)).astype(np.float32)
 
     def update(self, features: Array) -> None:
         """Update the statistics with raw features [item, size]."""
@@ -78,14 +79,14 @@ class FeatureNormalizer:
         """Return normalised and clipped features."""
         if not self.enabled:
             return features
-        normalized: Array = np.clip((features - self._mean) * self._scale, -CLIP, CLIP)
+        normalized: Array = np.clip((features - self.mean) * self.scale, -CLIP, CLIP)
         return normalized
 
     def apply_tensor(self, features: Tensor) -> Tensor:
         """Return the same in torch."""
         if not self.enabled:
             return features
-        mean, scale = (torch.from_numpy(part).to(features.device) for part in (self._mean, self._scale))
+        mean, scale = (torch.from_numpy(part).to(features.device) for part in (self.mean, self.scale))
         return ((features - mean) * scale).clamp(-CLIP, CLIP)
 
     def state_dict(self) -> dict[str, Any]:
@@ -161,31 +162,33 @@ class FeaturePart:
         return len(self.shape) == 3 and self.shape[-1] < min(self.shape[:2])
 
 
-class _LeafEncoder:
+class LeafEncoder:
     """Turns the values of one part of the observations into float32 columns."""
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
-        self._choices = leaf.choices
-        self._scale = np.float32(1.0)
-        if self._choices is not None:
+        self.choices = leaf.choices
+        """How many columns each number becomes if it is one-hot; none if it stays a number."""
+        self.scale = np.float32(1.0)
+        """What numbers are divided by."""
+        if self.choices is not None:
             self.kind: Literal["vector", "one_hot", "image"] = "one_hot"
             binary = isinstance(leaf.space, spaces.MultiBinary)
-            self.shape = leaf.shape if binary else (int(self._choices.sum()),)
+            self.shape = leaf.shape if binary else (int(self.choices.sum()),)
             if binary:
-                self._choices = None
+                self.choices = None
         else:
             self.kind = "image" if is_image(leaf.space) else "vector"
             self.shape = leaf.shape or (1,)
             if leaf.dtype == np.uint8:
-                self._scale = np.float32(leaf.space.high.max())  # type: ignore[union-attr]  # a Box
+                self.scale = np.float32(leaf.space.high.max())  # type: ignore[union-attr]  # a Box
         self.size = int(np.prod(self.shape))
 
     def encode_array(self, values: Array) -> Array:
         """Return features [batch, size] of values [batch, ...]."""
-        if self._choices is None:
+        if self.choices is None:
             flat: Array = values.reshape(len(values), self.size).astype(np.float32, copy=False)
-            return flat / self._scale if self._scale != 1.0 else flat
+            return flat / self.scale if self.scale != 1.0 else flat
         features = np.zeros((len(values), self.size), dtype=np.float32)
         columns = values.reshape(len(values), -1) - self.leaf.first_choice + self._first_columns
         features[np.arange(len(values))[:, None], columns] = 1.0
@@ -193,20 +196,20 @@ class _LeafEncoder:
 
     def encode_tensor(self, values: Tensor) -> Tensor:
         """Return the same in torch."""
-        if self._choices is None:
+        if self.choices is None:
             if values.dtype is torch.float32 and values.dim() == 2:
                 return values
-            flat = values.reshape(len(values), self.size).float()
-            return flat / float(self._scale) if self._scale != 1.0 else flat
+            flat = values.reshape(values.shape[0], self.size).float()
+            return flat / float(self.scale) if self.scale != 1.0 else flat
         shift = torch.as_tensor(self._first_columns - self.leaf.first_choice, device=values.device)
-        columns = values.reshape(len(values), -1).long() + shift
-        return torch.zeros(len(values), self.size, device=values.device).scatter_(1, columns, 1.0)
+        columns = values.reshape(values.shape[0], -1).long() + shift
+        return torch.zeros(values.shape[0], self.size, device=values.device).scatter_(1, columns, 1.0)
 
     @property
     def _first_columns(self) -> Array:
         """The column of the first choice of every number."""
-        assert self._choices is not None
-        return np.cumsum(self._choices) - self._choices
+        assert self.choices is not None
+        return np.cumsum(self.choices) - self.choices
 
 
 class Encoder:
@@ -225,11 +228,11 @@ class Encoder:
                 "Wrap the env with a gymnasium.ObservationWrapper"
             )
         leaves = [Leaf((), space, 0)] if self._packed is None else self._packed.leaves  # type: ignore[arg-type]
-        self._encoders = sorted(map(_LeafEncoder, leaves), key=lambda each: _KINDS.index(each.kind))
-        ends = np.cumsum([each.size for each in self._encoders]).tolist()
+        self.encoders = sorted(map(LeafEncoder, leaves), key=lambda each: _KINDS.index(each.kind))
+        ends = np.cumsum([each.size for each in self.encoders]).tolist()
         self.parts = tuple(
             FeaturePart(each.leaf.path, end - each.size, end, each.shape, each.kind)
-            for each, end in zip(self._encoders, ends, strict=True)
+            for each, end in zip(self.encoders, ends, strict=True)
         )
         self.size: int = ends[-1]
         self.shape: tuple[int, ...] = space.shape or ()
@@ -237,40 +240,43 @@ class Encoder:
         self.storage_dtype = _storage_dtype(space)
         self.num_frames = space.num_frames if isinstance(space, StackedFrames) else 1
         """How many frames an observation stacks along its first axis."""
-        self._num_vector = sum(part.stop - part.start for part in self.parts if part.kind == "vector")
-        num_bytes = 4 * self.size + _STATISTICS_BYTES * self._num_vector
+        self.num_vector = sum(part.stop - part.start for part in self.parts if part.kind == "vector")
+        """How many of the features are numbers that can be normalised: the first ones."""
+        num_bytes = 4 * self.size + _STATISTICS_BYTES * self.num_vector
         check_memory(num_bytes, f"the observations of {space} are too large, wrap the env")
-        self.normalizer = FeatureNormalizer(self._num_vector, enabled=normalize and self._num_vector > 0)
+        self.normalizer = FeatureNormalizer(self.num_vector, enabled=normalize and self.num_vector > 0)
 
     def observe(self, obs: Array) -> None:
         """Let the running normalisation take in observations [batch, ...], if it is on."""
         if self.normalizer.enabled:
-            self.normalizer.update(self._features(obs)[:, : self._num_vector])
+            self.normalizer.update(self._features(obs)[:, : self.num_vector])
 
     def encode_array(self, obs: Array) -> Array:
         """Return features [batch, size] of observations [batch, ...]."""
         features = self._features(obs)
         if not self.normalizer.enabled:
             return features
-        vectors = self.normalizer.apply_array(features[:, : self._num_vector])
-        return vectors if self._num_vector == self.size else np.hstack([vectors, features[:, self._num_vector :]])
+        vectors = self.normalizer.apply_array(features[:, : self.num_vector])
+        return vectors if self.num_vector == self.size else np.hstack([vectors, features[:, self.num_vector :]])
 
     def _features(self, obs: Array) -> Array:
         if self._packed is None:
-            return self._encoders[0].encode_array(obs)
+            return self.encoders[0].encode_array(obs)
         packed = self._packed
-        return np.hstack([each.encode_array(packed.read(obs, each.leaf)) for each in self._encoders])
+        return np.hstack([each.encode_array(packed.read(obs, each.leaf)) for each in self.encoders])
 
     def encode_tensor(self, obs: Tensor) -> Tensor:
         """Return features [batch, size] of stored observations [batch, ...]."""
-        if self._packed is None:
-            features = self._encoders[0].encode_tensor(obs)
-        else:
-            features = torch.cat([each.encode_tensor(_read(obs, each.leaf)) for each in self._encoders], dim=1)
+        return self.encode_parts([obs] if self._packed is None else [_read(obs, each.leaf) for each in self.encoders])
+
+    def encode_parts(self, values: Sequence[Tensor]) -> Tensor:
+        """Return features [batch, size] of values [batch, ...] of all parts, in the order of `encoders`."""
+        encoded = [each.encode_tensor(own) for each, own in zip(self.encoders, values, strict=True)]
+        features = encoded[0] if self._packed is None else torch.cat(encoded, dim=1)
         if not self.normalizer.enabled:
             return features
-        vectors = self.normalizer.apply_tensor(features[:, : self._num_vector])
-        return vectors if self._num_vector == self.size else torch.cat([vectors, features[:, self._num_vector :]], 1)
+        vectors = self.normalizer.apply_tensor(features[:, : self.num_vector])
+        return vectors if self.num_vector == self.size else torch.cat([vectors, features[:, self.num_vector :]], 1)
 
     @property
     def mask_size(self) -> int:
@@ -291,7 +297,7 @@ class Encoder:
 
     def nest(self, features: Tensor) -> Any:
         """Return features [batch, size] in the structure of the observations, each part in its own shape."""
-        rows = len(features)
+        rows = features.shape[0]
         values = {part.path: features[:, part.start : part.stop].reshape(rows, *part.shape) for part in self.parts}
         return values[()] if () in values else nest(self.space.original, values)  # type: ignore[attr-defined]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rl_training.errors import EnvironmentSetupError
 from rl_training.policies.base import Array, Streams
+from rl_training.policies.distributions import Categorical
 from rl_training.policies.features import Encoder
 from rl_training.policies.networks.protocol import FloatArray, Network, Shape, Trace
 from rl_training.policies.networks.spec import Head, NetworkSpec
@@ -58,6 +59,8 @@ class QNetwork:
             self.advantage = network.build(self.encoder, advantage)
         shapes = {**self.advantage.shapes, **(self.value.shapes if self.value else {})}
         self.params = make_trained_params(shapes, network.device)
+        # The value of the state adds the same to the values of all actions.
+        self.action_parts, self.acting_network = Categorical(action_space).parts, self.advantage
 
     def initialise(self, generator: torch.Generator) -> None:
         """Write random weights from `generator`, which is on the CPU so that every device starts with the same ones."""

@@ -70,6 +70,7 @@ class SquashedActor:
         self.action_dtype = torch.float32
         self.network = network.build(self.encoder, Head("actor", 2 * self.actions.size, network.actor_hidden_sizes))
         self.params = make_trained_params(self.network.shapes, network.device)
+        self.action_parts, self.acting_network = (self.actions.part(squash=True),), self.network
         self._stream = make_stream(seed, "predictions")
 
     def initialise(self, generator: torch.Generator) -> None:

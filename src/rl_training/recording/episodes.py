@@ -19,7 +19,7 @@ from rl_training.envs.restore import AnyEnv
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, evaluation_config
 from rl_training.recording.video import check_video, write_video
-from rl_training.runtime.agents import Agent, with_evaluation
+from rl_training.runtime.agents import Agent, check_env_fits, with_evaluation
 from rl_training.runtime.evaluator import MAX_ENVS, EpisodePlayer, check_num_episodes, evaluation_seeds
 from rl_training.runtime.run_utils import limited_threads
 from rl_training.runtime.watchdog import Watchdog
@@ -69,6 +69,7 @@ def play_for_recording(agent: Agent, seeds: Sequence[int], max_steps: int | None
 
     Episodes are cut off after `max_steps`, by default after the config's `eval_max_steps`.
     """
+    check_env_fits(agent)
     config, calls = agent.config, EnvCalls()
     name = f"evaluation at step {agent.step}"
     step_limit = config.eval_max_steps if max_steps is None else max_steps

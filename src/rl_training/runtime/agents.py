@@ -11,16 +11,18 @@ from gymnasium import spaces
 from rl_training.algorithms.base import Learner
 from rl_training.envs.episodes import choices_of, out_of_range
 from rl_training.envs.factory import make_env
-from rl_training.errors import ConfigError, describe_error
+from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError, describe_error
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.packing import PackedActions, PackedObservations, select_row
-from rl_training.policies.base import Array
-from rl_training.runtime.evaluator import Evaluator, check_evaluation_env
+from rl_training.policies.base import Array, Policy
+from rl_training.runtime.evaluator import EvalResult, Evaluator, check_evaluation_env
 from rl_training.runtime.run_utils import limited_threads, refusing_misfits
 from rl_training.runtime.types import MetricDict
 from rl_training.runtime.watchdog import Watchdog
+from rl_training.stored_spaces import build_space, describe_space
 
+AgentSpaces = tuple[spaces.Space[Any], spaces.Space[Any]]
 BuildLearner = Callable[[TrainConfig, spaces.Space[Any], spaces.Space[Any]], Learner]
 
 
@@ -36,10 +38,13 @@ class Agent:
 
 
 def build_agent(build_learner: BuildLearner, config: TrainConfig, state: CheckpointState | None = None) -> Agent:
-    """Build an agent on the CPU, untrained or with the weights of `state`."""
+    """Build an agent on the CPU, untrained or with the weights of `state`.
+
+    The environment is made only if `state` does not contain its spaces, as in older checkpoints.
+    """
     config = config.model_copy(update={"device": "cpu"})
-    with closing(make_env(config, 0)) as env:
-        observation_space, action_space = env.observation_space, env.action_space
+    stored = None if state is None else state.metadata.get("spaces")
+    observation_space, action_space = _env_spaces(config) if stored is None else _stored_spaces(stored)
     with limited_threads(config.num_threads):
         learner = build_learner(config, observation_space, action_space)
     if state is None:
@@ -56,15 +61,59 @@ def with_evaluation(agent: Agent, **changes: Any) -> Agent:
     return replace(agent, config=TrainConfig(**{**plain_config(agent.config), **given})) if given else agent
 
 
+def _env_spaces(config: TrainConfig) -> AgentSpaces:
+    with closing(make_env(config, 0)) as env:
+        return env.observation_space, env.action_space
+
+
+def describe_spaces(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> dict[str, Any] | None:
+    """Return the spaces of an agent as plain values for its checkpoints; none if they cannot be stored."""
+    described = {"observation": describe_space(observation_space), "action": describe_space(action_space)}
+    return None if None in described.values() else described
+
+
+def _stored_spaces(stored: Any) -> AgentSpaces:
+    if not isinstance(stored, dict) or stored.keys() != {"observation", "action"}:
+        raise CheckpointError("the spaces in the checkpoint are refused: expected an observation and an action space")
+    return build_space(stored["observation"], "observation"), build_space(stored["action"], "action")
+
+
+def with_spaces(state: CheckpointState, agent: Agent) -> CheckpointState:
+    """Return the state with the spaces of its agent, which older checkpoints do not have."""
+    described = describe_spaces(agent.observation_space, agent.action_space)
+    return replace(state, metadata={**state.metadata, **({"spaces": described} if described else {})})
+
+
+def check_env_fits(agent: Agent) -> None:
+    """Make the environment of an agent once; refuse one whose spaces are not those that the agent was trained with."""
+    pairs = zip(
+        ("observation", "action"), _env_spaces(agent.config), (agent.observation_space, agent.action_space), strict=True
+    )
+    for name, given, trained in pairs:
+        if given != trained:
+            raise EnvironmentSetupError(
+                f"{agent.config.env_id} has the {name} space {given}, but the agent was trained with {trained}: "
+                "install the version of the environment that it was trained in"
+            )
+
+
 def evaluate_agent(agent: Agent, num_episodes: int) -> MetricDict:
     """Play whole episodes as the config says, on the seeds that training would use at this step."""
+    return play_episodes(agent, agent.learner.policy, num_episodes).metrics
+
+
+def play_episodes(
+    agent: Agent, policy: Policy, num_episodes: int, *, interrupted: Callable[[], bool] = lambda: False
+) -> EvalResult:
+    """Play the evaluation of an agent with a policy; the result has no metrics if it was interrupted."""
+    check_env_fits(agent)
     check_evaluation_env(agent.config, agent.observation_space, agent.action_space)
     with (
         limited_threads(agent.config.num_threads),
         closing(Evaluator(agent.config)) as evaluator,
         Watchdog(agent.config, [evaluator.calls]),
     ):
-        return evaluator.evaluate(agent.learner.policy, num_episodes, agent.step).metrics
+        return evaluator.evaluate(policy, num_episodes, agent.step, interrupted=interrupted)
 
 
 def _check_choices(space: spaces.Space[Any], given: Array) -> None:
@@ -108,7 +157,19 @@ def _batch_of(space: spaces.Space[Any], obs: Any) -> tuple[Array, bool]:
             f"expected an observation of shape {expected} or a batch of shape (n, *{expected}), got {given.shape}"
         )
     _check_choices(space, given)
-    return given[None] if single else given, single
+    rows = given[None] if single else given
+    _check_numbers(rows, single=single)
+    return rows, single
+
+
+def _check_numbers(rows: Array, *, single: bool) -> None:
+    """Refuse observations that are no numbers or not finite."""
+    if rows.dtype.kind not in "biuf":
+        raise ConfigError(f"an observation must consist of numbers, got {rows.dtype}")
+    if rows.dtype.kind == "f" and not np.isfinite(rows).all():
+        index, *place = np.argwhere(~np.isfinite(rows))[0].tolist()
+        which = "the observation" if single else f"observation {index} of the batch"
+        raise ConfigError(f"component {place} of {which} is {rows[index][tuple(place)]}")
 
 
 def _pack_rows(space: PackedObservations, obs: Any, masks: Any) -> tuple[Array, bool]:

@@ -207,12 +207,14 @@ def save_training_checkpoint(
     name: str | None = None,
     segments: SegmentStore | None = None,
     packages: list[str] | None = None,
+    spaces: dict[str, Any] | None = None,
 ) -> Path:
     """Write `step_<global_step>.pt`, or `name`, into the run's checkpoint directory.
 
     A `buffer_state` of None, for a learner without a buffer, is loaded as an empty dict. `segments` are the replay
     segments of the run; without them every stored transition must be in `buffer_state`. `packages` are the compiled
-    packages that the learner uses; none if its updates run eagerly.
+    packages that the learner uses; none if its updates run eagerly. `spaces` are those of the agent as plain values;
+    without them, loading the agent needs its environment.
     """
     if "global_step" not in trainer_state:
         raise CheckpointError(
@@ -224,7 +226,7 @@ def save_training_checkpoint(
         buffer_state={} if buffer_state is None else buffer_state,
         trainer_state=trainer_state,
         config=serialize_train_config(config),
-        metadata=describe_checkpoint(run_context, config, metrics, packages),
+        metadata=describe_checkpoint(run_context, config, metrics, packages, spaces),
     )
     name = name or f"step_{trainer_state['global_step']}.pt"
     store = segments or SegmentStore(run_context.replay_dir)
@@ -232,10 +234,15 @@ def save_training_checkpoint(
 
 
 def describe_checkpoint(
-    run_context: RunContext, config: TrainConfig, metrics: MetricDict, packages: list[str] | None
+    run_context: RunContext,
+    config: TrainConfig,
+    metrics: MetricDict,
+    packages: list[str] | None,
+    spaces: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return the metadata of a checkpoint: where, when and with which versions it was made."""
-    return {
+    """Return the metadata of a checkpoint: where, when, with which versions and for which spaces it was made."""
+    described = {"spaces": spaces} if spaces else {}
+    return described | {
         "run_id": run_context.run_id,
         "metrics": dict(metrics),
         "versions": dict(versions(*env_code(config))),

@@ -66,6 +66,8 @@ class TrainingParts:
     collector: Collector
     loop: "Callable[[TrainingSession], None]"
     """A function that collects and learns until the session is finished."""
+    spaces: dict[str, Any] | None = None
+    """The spaces of observations and actions as plain values; none if they cannot be stored."""
 
 
 class TimeSplit:
@@ -339,6 +341,7 @@ class TrainingSession:
                 name=name,
                 segments=self._run.segments,
                 packages=packages_in_use(self.parts.learner),
+                spaces=self.parts.spaces,
             )
         except CheckpointError as error:
             self._failed_save = error
@@ -354,7 +357,7 @@ class TrainingSession:
             buffer_state=self.parts.buffer.state_dict(),
             trainer_state=self._progress().state_dict(),
             config=plain_config(self.config),
-            metadata=describe_checkpoint(context, self.config, self.final_metrics(), packages),
+            metadata=describe_checkpoint(context, self.config, self.final_metrics(), packages, self.parts.spaces),
         )
 
     def _progress(self) -> SavedProgress:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from rl_training.experiment.config import TrainConfig, evaluation_config, resolv
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import check_output_dir, update_metadata
 from rl_training.experiment.trackers.opening import check_trackers
-from rl_training.runtime.agents import evaluate_agent, predict_action
+from rl_training.runtime.agents import describe_spaces, evaluate_agent, predict_action
 from rl_training.runtime.algorithm import AlgorithmSpec, TrainFn
 from rl_training.runtime.callbacks import CallbackList, Listener, make_callbacks
 from rl_training.runtime.evaluator import check_evaluation_env
@@ -103,7 +103,8 @@ def define_algorithm(
 
     def wire_learner(config: TrainConfig, params: ParamsT, envs: VectorEnv) -> TrainingParts:
         setup = learner_setup(config, envs.single_observation_space, envs.single_action_space)
-        return wire(config, make_learner(params, setup), envs)
+        parts = wire(config, make_learner(params, setup), envs)
+        return replace(parts, spaces=describe_spaces(setup.observation_space, setup.action_space))
 
     return AlgorithmSpec(
         name=name,

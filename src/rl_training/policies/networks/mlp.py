@@ -6,8 +6,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from rl_training.policies.networks.layers import make_hidden_layers
 from rl_training.policies.networks.protocol import FloatArray, Shape, Trace
 
 FastActivation = Literal["tanh", "relu"]
@@ -162,3 +163,17 @@ class MLP:
             if bias != self.layers[-1][1]:
                 outputs = np.tanh(outputs) if self.activation == "tanh" else np.maximum(outputs, np.float32(0.0))
         return outputs
+
+    def to_module(self, params: Mapping[str, Tensor]) -> nn.Module:
+        """Return a module with its own copy of `params`; not for a stack."""
+        sizes = [params[weight].shape[1] for weight, _ in self.layers]
+        with torch.device("meta"):  # draws no initial weights
+            hidden = make_hidden_layers(sizes, self.activation, layer_norm=False)
+            module = nn.Sequential(*hidden, nn.Linear(sizes[-1], params[self.layers[-1][1]].shape[0]))
+        module.to_empty(device="cpu")
+        linear = [layer for layer in module if isinstance(layer, nn.Linear)]
+        with torch.no_grad():
+            for layer, (weight, bias) in zip(linear, self.layers, strict=True):
+                layer.weight.copy_(params[weight])
+                layer.bias.copy_(params[bias])
+        return module

@@ -112,6 +112,14 @@ class ModuleNetwork:
             own = {inner: torch.from_numpy(params[outer]) for outer, inner in self._inner_names.items()}
             return self._call(own, self._split(torch.from_numpy(np.ascontiguousarray(inputs)))).numpy()
 
+    def to_module(self, params: Mapping[str, Tensor]) -> nn.Module:
+        """Return a module with its own copy of `params`; acting needs no actions as inputs."""
+        module = self._build(torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            for outer, inner in self._inner_names.items():
+                module.get_parameter(inner).copy_(params[outer])
+        return module
+
 
 class NetworkStack:
     """Several networks on the same inputs, with outputs [stack, batch, out]."""

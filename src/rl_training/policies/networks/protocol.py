@@ -1,12 +1,12 @@
 """What a network is to policies and algorithms: a function of inputs and named parameters, and its derivatives."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 FloatArray = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
@@ -49,3 +49,11 @@ class Network(Protocol):
 
     def forward_array(self, params: Mapping[str, FloatArray], inputs: FloatArray) -> FloatArray:
         """Compute the outputs for acting, in NumPy on the host."""
+
+
+@runtime_checkable
+class ModularNetwork(Network, Protocol):
+    """A network that can be had as a module, to be exported."""
+
+    def to_module(self, params: Mapping[str, Tensor]) -> nn.Module:
+        """Return a module with its own copy of `params`, which maps features [batch, in] to outputs for acting."""

@@ -173,8 +173,8 @@ class EncodedNetwork(nn.Module):
         super().__init__()
         self.encoder, self.trunk, self.heads = encoder, trunk, nn.ModuleDict(heads)
 
-    def forward(self, features: Tensor, actions: Tensor) -> Tensor:
+    def forward(self, features: Tensor, actions: Tensor | None = None) -> Tensor:
         """Compute outputs [batch, out]; actions [batch, any] join after the encoder."""
         encoded = self.encoder(features)
-        hidden = self.trunk(torch.cat([encoded, actions], dim=1) if actions.shape[1] else encoded)
+        hidden = self.trunk(encoded if actions is None or not actions.shape[1] else torch.cat([encoded, actions], 1))
         return torch.cat([head(hidden) for head in self.heads.values()], dim=1)
