@@ -100,7 +100,7 @@ class KeepsPositionEnv(WalkEnv):
 
 
 class HiddenWearEnv(WalkEnv):
-    """Wears out over its whole life, which no observation shows before it bites."""
+    """Wears out over its whole life; observations show it only late."""
 
     wear = 0
 
@@ -163,7 +163,7 @@ class DisguisedLimitEnv(WalkEnv):
 
 
 class PiledUpLimitEnv(WalkEnv):
-    """Does so too, but sometimes reaches its goal before."""
+    """Reports its time limit as the end of the task too, but sometimes reaches its goal before."""
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, info = super().step(action)
@@ -188,7 +188,7 @@ class BothFlagsEnv(WalkEnv):
 
 
 class NoneFlagEnv(WalkEnv):
-    """Leaves a flag open."""
+    """Gives None in place of the flag `truncated`."""
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, _, info = super().step(action)
@@ -266,7 +266,7 @@ class MainProcessEnv(WalkEnv):
 
 
 class DyingWorkerEnv(WalkEnv):
-    """Takes its process down, unless that is the main one."""
+    """Ends its process, unless that is the main one."""
 
     def step(self, action: Any) -> Any:
         if parent_process() is not None:
@@ -283,14 +283,14 @@ class StuckWorkerEnv(WalkEnv):
 
 
 class OtherInWorkerEnv(WalkEnv):
-    """Moves otherwise in a worker."""
+    """Moves differently in a worker."""
 
     def noise(self) -> float:
         return super().noise() + (0.0 if parent_process() is None else 0.001)
 
 
 class NoInfoEnv(WalkEnv):
-    """Resets as it was usual long ago."""
+    """Resets with the interface of old Gym versions."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         return super().reset(seed=seed, options=options)[0]
@@ -304,7 +304,7 @@ class NoSeedEnv(WalkEnv):
 
 
 class FourValuesEnv(WalkEnv):
-    """Steps as it was usual long ago."""
+    """Steps with the interface of old Gym versions."""
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, _, info = super().step(action)
@@ -329,7 +329,7 @@ class HugeRewardEnv(WalkEnv):
 
 
 class ZeroRewardEnv(WalkEnv):
-    """Rewards nothing that chance finds."""
+    """Gives a reward that random actions never find."""
 
     def step(self, action: Any) -> Any:
         obs, _, terminated, truncated, info = super().step(action)
@@ -442,7 +442,7 @@ class CountedEnv(WalkEnv):
 
 
 class CountedRaisingEnv(CountedEnv):
-    """Counts too, and raises with every step from the third on."""
+    """Counts how many copies are open, and raises with every step from the third on."""
 
     def step(self, action: Any) -> Any:
         if self.steps == 2:

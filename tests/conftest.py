@@ -1,4 +1,4 @@
-"""Fixtures that tests of every room share."""
+"""Fixtures that tests of several layers share."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ def stored_rows(saved: CheckpointState) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a run remembers of this machine stays in the test."""
+    """Give each test a cache of its own, so that it does not depend on earlier runs on this machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -98,7 +98,7 @@ def compared_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def make_config(tmp_path: Path) -> MakeConfig:
-    """A run that takes a fraction of a second; keywords replace fields, `algo_kwargs` adds to them."""
+    """Make configs of runs that take a fraction of a second; keywords replace fields, `algo_kwargs` adds to them."""
 
     def make(**changes: Any) -> TrainConfig:
         values: dict[str, Any] = {

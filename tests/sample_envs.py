@@ -1,4 +1,4 @@
-"""Environments that tests of several rooms use; importing this registers them with Gymnasium."""
+"""Environments that tests of several layers use; importing this registers them with Gymnasium."""
 
 import ctypes
 import multiprocessing
@@ -175,7 +175,7 @@ class EndlessEnv(StepEnv):
 
 
 class SignallingEnv(HiddenWalk):
-    """Sends SIGTERM to its own process with the `signal_at`th step that any of its kind takes there."""
+    """Sends SIGTERM to its process at the `signal_at`th step, counted over all envs of this class in the process."""
 
     signal_at: ClassVar[int] = -1
     steps_of_all: ClassVar[int] = 0
@@ -188,7 +188,7 @@ class SignallingEnv(HiddenWalk):
 
 
 class BreakingEnv(HiddenWalk):
-    """Raises with the `breaks_at`th step that any of its kind takes in this process."""
+    """Raises at the `breaks_at`th step, counted over all envs of this class in the process."""
 
     breaks_at: ClassVar[int] = -1
     steps_of_all: ClassVar[int] = 0
@@ -201,9 +201,9 @@ class BreakingEnv(HiddenWalk):
 
 
 class OrderedEnv(HiddenWalk):
-    """Obeys, with the 40th step that its kind takes in a process, the file in `orders` that is named as the process.
+    """Obeys the file in `orders` that is named after its process, at the 40th step of all envs of this class there.
 
-    It may say "fail" or "kill". A FIFO there holds the env up until its writer closes it.
+    The file may say "fail" or "kill". A FIFO there holds the env up until its writer closes it.
     """
 
     steps_of_all: ClassVar[int] = 0
@@ -239,10 +239,11 @@ class WanderingEnv(CountingEnv):
 
 
 class PausedEnv(HiddenWalk):
-    """Waits at the FIFO `gate`, if there is one, with the step of its kind whose number the file `gate`.at holds.
+    """Waits at the FIFO `gate`, if there is one, at the step whose number is in the file `gate`.at.
 
-    Step 0 is the env's construction. `starts` is a program that it starts and never ends: "child", or "session" for
-    one in a session of its own, "orphan" for one whose parent ends at once, "fork" for a copy of the process itself.
+    The steps of all envs of this class in the process are counted. Step 0 is the env's construction. `starts` is a
+    program that it starts and never ends: "child", or "session" for one in a session of its own, "orphan" for one whose
+    parent ends at once, "fork" for a copy of the process itself.
     """
 
     steps_of_all: ClassVar[int] = 0
@@ -269,7 +270,7 @@ class PausedEnv(HiddenWalk):
 
 
 class UnrepeatableEnv(gymnasium.Env[Any, Any]):
-    """Shows how many steps its kind has taken in this process, whatever its seed; episodes have five steps."""
+    """Shows how many steps all envs of this class have taken in the process; episodes have five steps."""
 
     action_space = spaces.Discrete(2)
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
@@ -365,7 +366,7 @@ class FaultyEnv(gymnasium.Env[Any, Any]):
         return self.walk.astype(np.float32) if shown is None else shown, reward, False, self.steps >= self.limit, {}
 
     def shown(self) -> Any:
-        """The walk; what is wrong with it instead, or none for a fault that shows elsewhere, when it is time."""
+        """Return the observation: the walk, a wrong one at the planned step, or none if the fault is in the reward."""
         if (self.steps, self.episodes) == (self.at, self.episode) and self.armed.exists():
             self.armed.unlink()
             wrong = {
@@ -400,7 +401,7 @@ def misbehave(fault: str) -> None:
 
 
 def hang(fault: str) -> None:
-    """Come back never, or too late."""
+    """Hang forever, in one of several ways."""
     if fault == "sleep":
         time.sleep(600.0)
     if fault == "lock":

@@ -147,7 +147,7 @@ def test_what_training_copes_with_is_no_problem(name: str) -> None:
     assert flagged(check(f"bad/{name}-v0")) == {FAULTS[name][0]: "warning"}
 
 
-def test_a_broken_contract_is_told_once() -> None:
+def test_a_broken_contract_is_reported_once() -> None:
     report = check("bad/FourValuesEnv-v0")
     assert flagged(report) == {"step": "problem"}
     assert report.findings[-1].found == "returned a tuple of 4, not five values"

@@ -148,7 +148,7 @@ def test_without_a_manifest_damage_loads_or_is_refused_but_never_surprises(tmp_p
     assert all(str(path) in reason for reason in refused)
 
 
-def test_a_missing_manifest_is_told_but_the_file_loads(tmp_path: Path) -> None:
+def test_a_missing_manifest_is_reported_but_the_file_loads(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path / "step_5.pt", make_state())
     manifest_path(path).unlink()
     with pytest.warns(UserWarning, match=r"step_5\.pt has no manifest beside it"):
@@ -424,7 +424,7 @@ def test_a_file_means_itself(run_dir: Path) -> None:
     assert find_checkpoint(path, best=True) == path
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_and_said_aloud(run_dir: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(run_dir: Path) -> None:
     newest = run_dir / "checkpoints" / "step_20000.pt"
     newest.write_bytes(newest.read_bytes()[:100])
     with pytest.warns(UserWarning, match=r"step_20000\.pt is damaged.*using step_1000\.pt instead"):

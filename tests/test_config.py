@@ -167,7 +167,7 @@ WHOLE_NUMBERS = [
 
 
 @pytest.mark.parametrize(("algo", "section", "name"), WHOLE_NUMBERS, ids=str)
-def test_a_whole_number_without_measure_is_refused_before_any_file_is_made(
+def test_a_whole_number_of_absurd_size_is_refused_before_any_file_is_made(
     algo: str, section: str, name: str, tmp_path: Path
 ) -> None:
     for value in (10**30, 2**63, 1e30, -(2**63)):
@@ -235,7 +235,7 @@ def test_a_refusal_says_what_is_allowed(field: str, value: Any, allowed: str, tm
     assert allowed in str(caught.value)
 
 
-def test_all_problems_are_told_at_once(make_config: MakeConfig) -> None:
+def test_all_problems_are_reported_at_once(make_config: MakeConfig) -> None:
     with pytest.raises(ConfigError) as caught:
         make_config(env_id="", seed=-1, nun_envs=2)
     assert [problem.path for problem in caught.value.problems] == [("env_id",), ("seed",), ("nun_envs",)]
@@ -317,13 +317,13 @@ def test_a_bad_value_of_an_off_policy_algorithm_is_refused(algo: str, name: str,
 
 
 @pytest.mark.parametrize("field", ["env_id", "algo", "device"])
-def test_a_text_without_measure_is_refused_in_a_short_line(field: str, make_config: MakeConfig) -> None:
+def test_a_text_of_absurd_length_is_refused_in_a_short_line(field: str, make_config: MakeConfig) -> None:
     with pytest.raises(ConfigError) as caught:
         make_config(**{field: "x" * 100_000})
     assert len(str(caught.value)) < 500
 
 
-def test_a_key_without_measure_is_refused_in_a_short_line(make_config: MakeConfig) -> None:
+def test_a_key_of_absurd_length_is_refused_in_a_short_line(make_config: MakeConfig) -> None:
     with pytest.raises(ConfigError, match="unknown key") as caught:
         make_config(**{"x" * 100_000: 1})
     assert len(str(caught.value)) < 1_000

@@ -80,7 +80,7 @@ def faulty(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def course(run_dir: Path) -> tuple[dict[int, str], list[Any]]:
-    """What a run came by: the digests of its state, and its evaluations."""
+    """Return the digests of a run's state, and its evaluations."""
     context = context_of(run_dir)
     evaluations = [(row["step"], row["eval/mean_reward"]) for row in read_metrics(context) if "eval/mean_reward" in row]
     return read_digests(context), evaluations

@@ -112,6 +112,6 @@ def test_without_locks_a_directory_is_taken_with_a_warning(number: int, library:
     assert done.stderr.count("does not support locks") == 1
 
 
-def test_a_lock_that_fails_otherwise_is_told_by_name(library: Path, tmp_path: Path) -> None:
+def test_a_lock_that_fails_for_another_reason_is_reported_with_its_path(library: Path, tmp_path: Path) -> None:
     done = run(library, {"NO_LOCKS": str(errno.EIO)}, "-c", LOCK, str(tmp_path))
     assert "run.lock cannot be locked: Input/output error" in done.stderr

@@ -108,7 +108,7 @@ def test_a_folder_may_not_be_a_link(tmp_path: Path) -> None:
         check_folder(tmp_path / "link")
 
 
-def test_lines_that_cannot_be_written_are_told_once_and_written_later(tmp_path: Path) -> None:
+def test_lines_that_cannot_be_written_are_reported_once_and_written_later(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.mkdir()
     with pytest.warns(UserWarning, match=re.escape(f"{path} cannot be written: it is a directory")):

@@ -103,7 +103,7 @@ def test_trying_threads_takes_little_memory_and_time_whatever_the_sizes() -> Non
     assert "product of 2048x1024" in reason
 
 
-def test_a_discrete_space_without_measure_is_refused(make_config: MakeConfig) -> None:
+def test_a_discrete_space_of_absurd_size_is_refused(make_config: MakeConfig) -> None:
     for algo, actions in (("ppo", spaces.Discrete(2)), ("dqn", spaces.Discrete(2)), ("sac", spaces.Box(-1.0, 1.0))):
         build_learner = get_algorithm_spec(algo).build_learner_fn
         with pytest.raises(ConfigError, match=r"GiB needed.*the observations of Discrete\(10+\) are too large"):

@@ -66,7 +66,7 @@ class Place:
             os.mkfifo(self.orders / f"seed-{seed}")
 
     def catch(self, *seeds: int) -> list[IO[str]]:
-        """Wait until the envs of these seeds are held up; they go on when what this gives is closed."""
+        """Wait until the envs of these seeds are held up; they continue when the returned files are closed."""
         return [(self.orders / f"seed-{seed}").open("w") for seed in seeds]
 
     def lift(self) -> None:
@@ -81,7 +81,7 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.fixture(scope="module")
 def singles(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """What single runs of seeds 1 to 3 come to, to the last bit."""
+    """The exact results of single runs of seeds 1 to 3."""
     place = Place(tmp_path_factory.mktemp("singles"))
     for seed in (1, 2, 3):
         assert main(place.argv("--seed", str(seed))) == 0
@@ -245,7 +245,7 @@ def test_seeds_that_fail_or_are_killed_do_not_stop_the_others_and_can_be_resumed
 
 
 class Watched(io.StringIO):
-    """Tells when a text is written to it."""
+    """A stream that sets an event when a certain text is written to it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -471,7 +471,7 @@ def test_a_config_that_was_edited_into_another_is_refused(
         ('{"format": 1, "algo": 3}', "is damaged"),
     ],
 )
-def test_what_no_group_was_written_as_is_refused(content: str, expected: str, tmp_path: Path) -> None:
+def test_a_file_that_no_group_has_written_is_refused(content: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "group.json").write_text(content)
     with pytest.raises(RunDirectoryError, match=expected):
         read_group(tmp_path)

@@ -1,4 +1,4 @@
-"""The rooms of the package: which way imports point, how long functions are, which names are fixed."""
+"""The layers of the package: the direction of imports, the length of functions, and the fixed names."""
 
 import ast
 import inspect
@@ -73,7 +73,7 @@ def test_no_module_imports_itself_through_others() -> None:
     TopologicalSorter(graph).prepare()  # raises a CycleError that names the circle
 
 
-def test_leaf_rooms_do_not_know_each_other() -> None:
+def test_leaf_layers_do_not_import_each_other() -> None:
     crossing = [
         f"{module} imports {target}"
         for module, tree in modules()

@@ -85,7 +85,7 @@ def test_a_first_observation_that_is_no_number_is_named(make_config: MakeConfig,
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize(("where", "named"), [("reward", "the reward is"), ("obs", r"component \[1\] of the obs")])
-def test_no_number_in_the_first_evaluation_is_refused_as_in_training(
+def test_a_nan_in_the_first_evaluation_is_refused_as_in_training(
     make_config: MakeConfig, where: str, named: str, vectorization: str
 ) -> None:
     config = make_config(

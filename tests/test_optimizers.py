@@ -244,7 +244,7 @@ def test_a_stopped_run_ends_as_if_it_had_never_stopped(
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 @pytest.mark.parametrize("params", [{"optimizer": "adamw", "weight_decay": 1e-3}, {"optimizer": "rmsprop"}], ids=str)
-def test_an_algorithm_learns_with_it(make_config: MakeConfig, algo: str, params: dict[str, Any]) -> None:
+def test_an_algorithm_learns_with_each_optimizer(make_config: MakeConfig, algo: str, params: dict[str, Any]) -> None:
     model_class, settings, steps = MODELS[algo]
     config = make_config(
         algo=algo,

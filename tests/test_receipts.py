@@ -1,4 +1,4 @@
-"""Receipts: what presets came to, written, read, checked against the presets, and trained again."""
+"""Receipts, the measured results of presets: written, read, checked against the presets, and trained again."""
 
 import json
 from itertools import chain

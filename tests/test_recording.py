@@ -151,7 +151,7 @@ def test_an_mp4_shows_every_step(cartpole: Path, tmp_path: Path) -> None:
     assert np.abs(frames.astype(int) - drawn).mean() < 5.0  # compressed with losses
 
 
-def test_the_command_tells_the_episodes_and_the_video(
+def test_the_command_names_the_episodes_and_the_video(
     cartpole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "new" / "agent.gif"
@@ -204,7 +204,7 @@ def test_frames_are_not_gathered_in_memory(tmp_path: Path, suffix: str) -> None:
     assert most <= 3
 
 
-def test_an_env_that_takes_another_course_is_told_of(painted: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_env_that_takes_another_course_is_reported(painted: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="tests/Painted-v0 is not determined by its seed and actions: the episode"):
         record_video(painted("moody"), tmp_path / "agent.gif")
 

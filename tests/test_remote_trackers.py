@@ -154,7 +154,7 @@ class TestWandb:
         (run,) = offline_runs(next(config.output_dir.iterdir()))
         assert (run.exit_code, run.summary["status"]) == (1, "failed")
 
-    def test_who_is_not_logged_in_writes_offline_and_is_told(
+    def test_without_a_login_wandb_writes_offline_and_the_run_says_so(
         self, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("WANDB_MODE")
@@ -275,7 +275,7 @@ class TestMlflow:
         known = json.loads((result.run_dir / "trackers" / "mlflow.json").read_text())
         assert known["home"] == f"file://localhost{tmp_path}/store"
 
-    def test_a_store_that_is_not_supported_is_told_of(self, make_config: MakeConfig, tmp_path: Path) -> None:
+    def test_a_store_that_is_not_supported_is_reported(self, make_config: MakeConfig, tmp_path: Path) -> None:
         options = {"mlflow_tracking_uri": f"oddity://{tmp_path}"}
         with pytest.warns(UserWarning, match=r"tracker mlflow failed and is left out \(Unsupported"):
             assert train_ppo(make_config(trackers=["mlflow"], tracker_options=options)).status == "completed"

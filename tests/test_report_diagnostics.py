@@ -86,14 +86,14 @@ def test_every_check_can_speak_and_says_what_why_and_what_to_try() -> None:
         ("train__clip_fraction", HIGH_CLIP_FRACTION, "Clip fraction high"),
     ],
 )
-def test_a_median_above_its_threshold_is_told(metric: str, threshold: float, title: str) -> None:
+def test_a_median_above_its_threshold_is_reported(metric: str, threshold: float, title: str) -> None:
     few = [2 * threshold] * 4 + [threshold / 2] * 6
     many = [2 * threshold] * 6 + [threshold / 2] * 4
     assert titles(make_run(**{metric: few})) == []
     assert titles(make_run(**{metric: many})) == [title]
 
 
-def test_a_refused_gradient_step_is_told_with_how_to_look_at_it() -> None:
+def test_a_refused_gradient_step_is_reported_with_the_command_that_shows_it() -> None:
     (hint,) = find_hints(replace(make_run(), metadata={"error": "NonFiniteUpdateError: the loss is nan"}))
     assert hint.title == "Loss not finite"
     assert hint.observation == "NonFiniteUpdateError: the loss is nan"
@@ -149,13 +149,13 @@ def test_a_metric_that_was_not_finite_is_named() -> None:
     assert hint.observation == "not finite: train/loss"
 
 
-def test_a_return_that_stays_where_it_began_is_told() -> None:
+def test_a_return_that_stays_where_it_began_is_reported() -> None:
     still = [-200.0] * 10
     assert titles(make_run(rollout__ep_rew_mean=still)) == ["Return never moved"]
     assert titles(make_run(rollout__ep_rew_mean=still, eval__mean_reward=[-200.0] * 9 + [-180.0])) == []
 
 
-def test_entropy_that_collapses_early_is_told_only_if_the_return_stands() -> None:
+def test_entropy_that_collapses_early_is_reported_only_if_the_return_stands_still() -> None:
     collapsed = [-0.69, *[-0.01] * 9]
     stuck = [10.0, *[30.0] * 9]
     assert titles(make_run(rollout__ep_rew_mean=stuck, train__entropy_loss=collapsed)) == ["Entropy collapsed early"]
@@ -171,7 +171,7 @@ def test_the_entropy_of_sac_may_fall_below_zero_by_design() -> None:
     assert titles(collapsed) == ["Entropy collapsed early"]
 
 
-def test_a_value_function_that_never_explained_is_told_unless_nothing_was_left_to_explain() -> None:
+def test_a_value_function_that_never_explained_is_reported_unless_nothing_was_left_to_explain() -> None:
     low, high = LOW_EXPLAINED_VARIANCE / 2, 0.9
     assert titles(make_run(train__explained_variance=[low] * 10)) == ["Value unexplained"]
     assert titles(make_run(train__explained_variance=[low] * 5 + [high] * 5)) == []
@@ -188,7 +188,7 @@ def test_q_values_are_held_against_what_the_rewards_allow() -> None:
     assert titles(scaled) == []
 
 
-def test_an_end_far_below_the_best_is_told_unless_it_is_noise_or_not_the_end() -> None:
+def test_an_end_far_below_the_best_is_reported_unless_it_is_noise_or_not_the_end() -> None:
     fallen = [*RISING[:9], 40.0]
     assert titles(make_run(eval__mean_reward=fallen)) == ["Ends far below its best"]
     assert titles(replace(make_run(eval__mean_reward=fallen), status="running")) == []

@@ -134,7 +134,7 @@ def test_twenty_runs_fit_into_a_small_page(tmp_path: Path) -> None:
     assert page.count('class="seed"') == 2 * 20
 
 
-def test_versions_and_machine_are_told_once_or_by_whose_they_are(tmp_path: Path) -> None:
+def test_versions_and_machine_are_shown_once_or_per_run_if_they_differ(tmp_path: Path) -> None:
     first, second = (write_run(tmp_path, seed, [1.0]) for seed in (1, 2))
     for run_dir, torch in ((first, "2.12"), (second, "2.13")):
         host = {"name": "here", "cpus": 2}
@@ -187,7 +187,7 @@ def test_runs_that_are_alike_are_rerun_by_one_command_and_others_by_their_own(tm
         (None, "unknown"),
     ],
 )
-def test_the_first_command_is_told_as_one_types_it(tmp_path: Path, arguments: list[str] | None, told: str) -> None:
+def test_the_first_command_is_shown_as_one_types_it(tmp_path: Path, arguments: list[str] | None, told: str) -> None:
     update_metadata(context_of(write_run(tmp_path, 1, [1.0])), command=arguments)
     assert reported(tmp_path).groups[0].rows[0].command == told
 

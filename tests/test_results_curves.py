@@ -74,7 +74,7 @@ def test_area_is_the_mean_height_over_the_steps_spanned() -> None:
     assert area_under_curve(curve([7.0], [3.0])) == 3.0
 
 
-def test_steps_to_a_threshold_are_measured_ones_and_never_is_said() -> None:
+def test_steps_to_a_threshold_are_measured_steps_or_never() -> None:
     found = sample_efficiency([EARLY, LATE, curve([], [])], 10.0)
     assert found.steps == (10.0, None, None)
     assert found.reached == 1

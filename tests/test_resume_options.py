@@ -108,7 +108,7 @@ def test_another_version_is_named(finished: TrainResult, capsys: pytest.CaptureF
 
 
 def resumed_note(run_dir: Path, total_timesteps: int, changed: dict[str, Any]) -> dict[str, Any]:
-    """What the metadata says of a resume from a checkpoint whose own metadata was changed so."""
+    """Change the metadata of the newest checkpoint, resume, and return what the run noted about the resume."""
     path = find_checkpoint(run_dir)
     state = load_checkpoint(path)
     state.metadata.update(changed)

@@ -333,7 +333,7 @@ def test_small_products_stay_on_one_thread() -> None:
     assert reason.startswith("a product of 1x8 with 8x8 takes ")
 
 
-def test_what_the_trial_of_threads_came_to_stays_with_the_run(make_config: MakeConfig) -> None:
+def test_the_number_of_threads_that_was_chosen_stays_with_the_run(make_config: MakeConfig) -> None:
     result = train_ppo(make_config(num_threads="auto"))
     context = context_of(result.run_dir)
     decision = read_metadata(context)["decisions"]["num_threads"]

@@ -282,7 +282,7 @@ def flip(path: Path, position: int) -> bytes:
     return content
 
 
-def test_a_flipped_bit_in_the_middle_of_a_log_costs_one_line_and_is_told(context: RunContext) -> None:
+def test_a_flipped_bit_in_the_middle_of_a_log_costs_one_line_and_is_reported(context: RunContext) -> None:
     with context.digests_path.open("w") as file:
         for step in (10, 20, 30):
             file.write(json.dumps({"step": step, "sha256": str(step)}) + "\n")
@@ -298,7 +298,7 @@ def test_a_flipped_bit_in_the_middle_of_a_log_costs_one_line_and_is_told(context
     truncate_logs(context, 99)  # nothing is said a second time: warnings are errors here
 
 
-def test_a_log_that_was_overwritten_is_kept_beside_and_told(context: RunContext) -> None:
+def test_a_log_that_was_overwritten_is_kept_beside_and_reported(context: RunContext) -> None:
     context.metrics_path.write_bytes(b"\x80\x04\x95 no line break")
     with pytest.warns(UserWarning, match="damaged lines"):
         truncate_logs(context, 99)

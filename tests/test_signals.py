@@ -66,7 +66,7 @@ class Place:
         os.mkfifo(self.gate)
 
     def catch(self) -> int:
-        """Wait until an env is held up; it continues when the descriptor that this gives is closed."""
+        """Wait until an env is held up; it continues when the returned descriptor is closed."""
         return os.open(self.gate, os.O_WRONLY)
 
     def run_dir(self) -> Path:

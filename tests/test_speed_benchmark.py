@@ -289,7 +289,7 @@ def test_the_page_has_every_number_and_no_empty_section() -> None:
     assert "| PPO envs | 256 | ours, eager | 54,321 | env steps per second |" in page
 
 
-def test_the_page_says_when_compiling_is_got_back() -> None:
+def test_the_page_says_after_how_many_steps_compiling_pays() -> None:
     compiled = measured("A1", "compiled", (640.0,)) + measured("A1", "compiled", (640.0,), warmup_seconds=12.5)
     sides = measured("A1", "sb3", (100.0,)), measured("A1", "eager", (320.0,))
     unclear = measured("B", "sb3", (100.0,)), measured("B", "eager", (320.0,)), measured("B", "compiled", (320.0,))

@@ -163,7 +163,7 @@ def test_a_tracker_that_hangs_does_not_hold_up_the_run() -> None:
     never.set()
 
 
-def test_who_falls_too_far_behind_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_falls_too_far_behind_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl_training.experiment.trackers.guard._MAX_WAITING", 2)
     busy, free = threading.Event(), threading.Event()
 

@@ -117,7 +117,7 @@ def everything() -> set[str]:
 
 
 def imported_by_python_itself() -> set[str]:
-    """What `python -m` imports before it comes to a package."""
+    """The modules that `python -m` imports before it imports a package."""
     code = "import runpy, sys; print(*sys.modules)"
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
@@ -132,7 +132,7 @@ def test_no_command_imports_a_file_of_the_working_directory_in_place_of_a_module
     assert (answer.returncode, answer.stdout) == (0, "no runs below .\n"), answer.stderr
 
 
-def test_nor_does_any_process_of_a_group(workplace: Path, start: Run) -> None:
+def test_no_process_of_a_group_imports_a_file_of_the_working_directory(workplace: Path, start: Run) -> None:
     config = write_config(
         workplace, env_id="CartPole-v1", vectorization="async", num_envs=2, envs_per_worker=1, compile="on"
     )
@@ -214,7 +214,9 @@ def test_a_module_that_only_a_config_names_is_not_imported_before_it_is_trusted(
     assert answer.returncode == 0, answer.stderr
 
 
-def test_nor_is_one_that_a_run_or_a_group_names(workplace: Path, marker: Path, run: Run, tmp_path: Path) -> None:
+def test_a_module_that_only_a_run_or_a_group_names_is_not_imported_before_it_is_trusted(
+    workplace: Path, marker: Path, run: Run, tmp_path: Path
+) -> None:
     config = str(write_config(workplace))
     for more in ([], ["--seeds", "1-2", "--jobs", "1"]):
         answer = run("train", "--config", config, "--trust", "--output-dir", "got", *more)

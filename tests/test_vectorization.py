@@ -180,7 +180,7 @@ def test_a_step_is_timed_with_its_share_of_resets() -> None:
     assert 0.002 <= measure_step_seconds(make_single_env("tests/Slow-v0", {"seconds": 0.002})) < 0.2
 
 
-def test_what_auto_came_to_is_kept_and_shown(make_config: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_choice_of_auto_is_kept_and_shown(make_config: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:
     config = make_config(num_envs=16, vectorization="auto", algo_kwargs={"num_steps": 8, "minibatch_size": 64})
     run_dir: Path = train(config, ProgressDisplay())
     context = context_of(run_dir)

@@ -436,7 +436,7 @@ assert_same(play(envs, 8), play(in_process(count=1), 8))
 
 @pytest.mark.usefixtures("importable")
 @pytest.mark.parametrize("what", ["stop all", "stop owner"])
-def test_the_time_in_which_the_owner_was_stopped_does_not_count(what: str) -> None:
+def test_time_in_which_the_owner_was_stopped_does_not_count(what: str) -> None:
     subprocess.run([sys.executable, "-c", STOPPED, what], check=True, timeout=120.0)
 
 
