@@ -6,7 +6,7 @@ from typing import Any
 from rl_training.runtime.collector import Episode
 from rl_training.runtime.types import MetricDict
 
-_COLLECTOR_FIELDS = ("envs", "obs", "actions", "acting", "samples")
+_COLLECTOR_FIELDS = ("envs", "obs", "actions", "acting", "lives", "samples")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SavedProgress:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "SavedProgress":
         """Read the progress from a checkpoint's trainer state."""
-        state = {"samples": [], "acting": {}, **state}  # older checkpoints have neither
+        state = {"samples": [], "acting": {}, "lives": None, **state}  # older checkpoints do not have them
         values = {field.name: state[field.name] for field in fields(cls) if field.name != "collector"}
         values["episodes"] = tuple(Episode(*episode) for episode in state["episodes"])
         return cls(**values, collector={name: state[name] for name in _COLLECTOR_FIELDS})
