@@ -7,6 +7,7 @@ import tracemalloc
 import warnings
 from contextlib import ExitStack, closing
 from functools import partial
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
@@ -293,6 +294,7 @@ def make_raw_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
     """Make one environment as its registration describes it; the caller closes it."""
     register_probes()
     admit_env_module(env_id)
+    _register_declared_envs(env_id)
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
     except DependencyNotInstalled as error:
@@ -308,6 +310,17 @@ def make_raw_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
     except (Exception, SystemExit) as error:  # the env's own constructor may raise anything
         reason = f"{type(error).__name__}: {_first_line(error)}"
         raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {reason}") from error
+
+
+def _register_declared_envs(env_id: str) -> None:
+    """Register the envs of an id's namespace if an installed package declares how (entry-point group `gymnasium.envs`).
+
+    Gymnasium itself no longer reads these declarations, on which packages such as MinAtar rely.
+    """
+    namespace, _, name = env_id.rpartition("/")
+    if namespace and name and ":" not in namespace and env_id not in gymnasium.registry:
+        for declared in entry_points(group="gymnasium.envs", name=namespace):
+            declared.load()()
 
 
 def env_packages(env_id: str) -> set[str]:
