@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 ALGORITHMS = ("dqn", "ppo", "sac")
-SUITES = ("box2d", "classic", "mujoco")
+SUITES = ("atari", "box2d", "classic", "mujoco", "third_party", "toy_text")
 METRICS = ("eval/mean_ep_length", "eval/mean_reward", "rollout/ep_len_mean", "rollout/ep_rew_mean")
 
 # Other names could be commands to the shell, which inserts a completed name without quotes.
