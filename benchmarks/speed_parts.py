@@ -24,7 +24,7 @@ from rl_training.algorithms.ppo import PPOLearner
 from rl_training.algorithms.sac import SACLearner
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.envs.factory import make_single_env
+from rl_training.envs.making import make_single_env
 from rl_training.envs.vector.batched import BatchedVectorEnv
 from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
 from rl_training.policies.acting import SamplingActor, WarmUpActor

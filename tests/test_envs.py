@@ -9,7 +9,7 @@ from conftest import MakeConfig
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 
-from rl_training.envs import factory
+from rl_training.envs import making
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
@@ -207,7 +207,7 @@ def test_an_env_that_its_package_only_declares_is_registered(
 ) -> None:
     declared = [EntryPoint("Declared", f"{__name__}:register_declared", "gymnasium.envs")]
     monkeypatch.setattr(
-        factory,
+        making,
         "entry_points",
         lambda *, group, name: [each for each in declared if each.matches(group=group, name=name)],
     )

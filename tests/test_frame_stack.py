@@ -13,7 +13,7 @@ from gymnasium import Env, register, registry, spaces
 from test_exact_resume import SignalAt, train
 
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.envs.factory import make_single_env
+from rl_training.envs.making import make_single_env
 from rl_training.errors import EnvironmentSetupError
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.runtime.workflows import evaluate_checkpoint, prepare_resume

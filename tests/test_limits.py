@@ -23,7 +23,8 @@ from sample_envs import StepEnv
 
 from rl_training.cli import main
 from rl_training.envs import factory
-from rl_training.envs.factory import check_num_envs, make_single_env, make_vector_env
+from rl_training.envs.factory import check_num_envs, make_vector_env
+from rl_training.envs.making import make_single_env
 from rl_training.envs.vector.process import AsyncEpisodeVectorEnv
 from rl_training.errors import ConfigError, EnvironmentSetupError
 from rl_training.experiment.config import TrainConfig

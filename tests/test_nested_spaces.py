@@ -13,7 +13,7 @@ from sample_spaces import MaskedEnv
 from test_exact_resume import SignalAt, train
 
 from rl_training.api.algorithms import DQN, PPO, Algorithm
-from rl_training.envs.factory import make_single_env
+from rl_training.envs.making import make_single_env
 from rl_training.errors import ConfigError, EnvironmentSetupError, EnvironmentStepError
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.runtime.workflows import evaluate_checkpoint, prepare_resume

@@ -14,7 +14,8 @@ from test_exact_resume import SignalAt, train
 from rl_training.cli.progress import ProgressDisplay
 from rl_training.envs import choosing
 from rl_training.envs.choosing import choose_vectorization, measure_step_seconds
-from rl_training.envs.factory import make_single_env, make_vector_env, resolve_vectorization
+from rl_training.envs.factory import make_vector_env, resolve_vectorization
+from rl_training.envs.making import make_single_env
 from rl_training.envs.vector.batched import BatchedVectorEnv
 from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.errors import ConfigError, EnvironmentSetupError, EnvironmentStepError

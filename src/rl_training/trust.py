@@ -8,7 +8,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -22,7 +22,7 @@ _MAX_BYTES = 2**20
 class ModuleGate:
     """The rules for one command: which modules of the working directory it may import."""
 
-    def __init__(self, source: Path | None, typed: str | None, *, trust: bool) -> None:
+    def __init__(self, source: Path | None, typed: Collection[str], *, trust: bool) -> None:
         self._source = source
         self._typed = typed
         self._trust = trust
@@ -34,7 +34,7 @@ class ModuleGate:
         file = self._find_here(module.partition(".")[0]) if colon else None
         if file is None:
             return
-        if not (self._trust or name == self._typed or str(file) in _trusted_files()):
+        if not (self._trust or name in self._typed or str(file) in _trusted_files()):
             raise UntrustedModuleError(
                 f"{self._source} names the {what} {name}, whose module exists only in the working directory "
                 f"({file}): read that code, then add --trust to run it"
@@ -66,10 +66,11 @@ _gates: list[ModuleGate] = []  # the last one applies; empty outside of the comm
 
 
 @contextmanager
-def guarded_imports(source: Path | None, typed: str | None = None, *, trust: bool = False) -> Iterator[None]:
+def guarded_imports(source: Path | None, typed: Collection[str] = (), *, trust: bool = False) -> Iterator[None]:
     """Inside the block, import modules of the working directory only if they were typed or trusted.
 
-    `typed` is the env id that the user typed. `source` is the file or directory that names all other env ids.
+    `typed` contains the env ids and wrappers that the user typed. `source` is the file or directory that names all
+    others.
     """
     _gates.append(ModuleGate(source, typed, trust=trust))
     try:

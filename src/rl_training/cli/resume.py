@@ -92,7 +92,7 @@ def resume(
         raise ConfigError("give either RUN_DIR or --checkpoint")
     stop = StopRules(stop_at_return, stop_after, patience)
     changes = read_assignments(assignments or [])
-    with guarded_imports(source, changes.values.get("env_id"), trust=trust):
+    with guarded_imports(source, [str(changes.values.get("env_id"))], trust=trust):
         if is_group(source):
             if total_timesteps is not None or assignments or stop != StopRules() or force or verify:
                 raise ConfigError(f"{source} is a group of seeds: it can only be resumed with --jobs and --trust")

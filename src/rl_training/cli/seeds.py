@@ -62,8 +62,16 @@ def train_many(config: "TrainConfig", many: ManySeeds, stop: "StopRules") -> int
     """Train all seeds; the exit code is 0 if all of them finished, and 1 if one failed."""
     from rl_training.groups.many_seeds import prepare_group
 
-    admit_env_module(config.env_id)  # now, because the processes of the seeds inherit `sys.path`
+    _admit(config)
     return _run(prepare_group(config, many.seeds, many.jobs, stop))
+
+
+def _admit(config: "TrainConfig") -> None:
+    """Admit the modules of the env now, because the processes of the seeds inherit `sys.path`."""
+    from rl_training.experiment.config import env_code
+
+    for name in env_code(config):
+        admit_env_module(name)
 
 
 def show_many_plan(config: "TrainConfig", many: ManySeeds) -> None:
@@ -82,7 +90,7 @@ def resume_many(group_dir: Path, jobs: str | None) -> int:
     from rl_training.groups.many_seeds import is_complete, reopen_group
 
     group = reopen_group(group_dir, None if jobs is None else parse_jobs(jobs))
-    admit_env_module(group.config.env_id)
+    _admit(group.config)
     if is_complete(group):
         steps = sum(record.global_step for record in group.record.seeds)
         nothing_left = (

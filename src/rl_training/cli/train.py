@@ -112,8 +112,7 @@ def train(
     resolved, params = resolve(layers)
     many = read_many_seeds(seeds, jobs, resolved)
     stop = StopRules(stop_at_return, stop_after, patience)
-    typed = resolved.config.env_id if resolved.sources[("env_id",)] == "flag" else None
-    with guarded_imports(config, typed, trust=trust):
+    with guarded_imports(config, resolved.typed_code, trust=trust):
         if dry_run:
             return _show_plan(resolved, params, many)
         if many is not None:

@@ -64,7 +64,8 @@ def choose_vectorization(config: TrainConfig, make_env: Callable[[], AnyEnv]) ->
 
 
 def _can_be_native(config: TrainConfig) -> bool:
-    return has_native(config.env_id) and config.frame_stack == 1 and config.action_mask in ("auto", "off")
+    plain = config.frame_stack == 1 and config.action_mask in ("auto", "off") and not config.wrappers
+    return plain and has_native(config.env_id)
 
 
 def forks() -> bool:

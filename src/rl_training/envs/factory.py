@@ -1,26 +1,20 @@
 """Make environments from a config: single ones for evaluation, a vector of envs for training."""
 
 import math
-import sys
 import time
 import tracemalloc
 import warnings
 from contextlib import ExitStack, closing
 from functools import partial
-from importlib.metadata import entry_points
-from types import ModuleType
 from typing import Any
 
-import gymnasium
 import psutil
-from gymnasium import Env
-from gymnasium.envs.registration import load_env_creator
-from gymnasium.error import DependencyNotInstalled, Error, NameNotFound, NamespaceNotFound, VersionNotFound
+from gymnasium.error import Error
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rl_training.envs.choosing import choose_vectorization, forks
-from rl_training.envs.packed import PackedEnv, StackedEnv, find_mask, needs_packing
-from rl_training.envs.probes import register_probes
+from rl_training.envs.making import first_line, make_raw_env, make_single_env, max_episode_steps
+from rl_training.envs.packed import find_mask
 from rl_training.envs.restore import AnyEnv
 from rl_training.envs.subprocesses import SubprocessError, call_in_process
 from rl_training.envs.vector.batched import BatchedVectorEnv, SingleOfBatch
@@ -30,12 +24,9 @@ from rl_training.envs.vector.protocol import BatchedEnv, EnvFactory, VectorEnv
 from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
 from rl_training.errors import EnvironmentSetupError, EnvironmentStepError, describe_error
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.validation import nearest_name
 from rl_training.limits import check_open_files, check_processes
 from rl_training.memory import check_memory
 from rl_training.plugins import import_object, is_object_path
-from rl_training.signals import SignalExit
-from rl_training.trust import admit_env_module
 
 ANNOUNCED_SECONDS = 3.0  # a warning is shown if building the envs takes longer
 
@@ -49,16 +40,6 @@ _OBS_COPIES = 4  # of each observation: in the env, in the vector env, twice in 
 _WORKER_BYTES = 30 * 2**20  # an interpreter with NumPy and Gymnasium
 _FILES_PER_WORKER = 3
 _THREADS_PER_WORKER = 2
-
-# The extra of this package that installs the simulator, by a part of the environment's module name.
-_EXTRAS = {
-    "box2d": "box2d",
-    "mujoco": "mujoco",
-    "ale_py": "atari",
-    "atari": "atari",
-    "classic_control": "classic",
-    "toy_text": "classic",
-}
 
 
 def make_env(config: TrainConfig, env_index: int) -> AnyEnv:
@@ -106,7 +87,7 @@ def _look_for_mask(config: TrainConfig) -> str:
 
 
 def _find_mask(config: TrainConfig) -> str:
-    with closing(make_raw_env(config.env_id, config.env_kwargs)) as env:
+    with closing(make_raw_env(config.env_id, config.env_kwargs, config.wrappers)) as env:
         return find_mask(env)
 
 
@@ -120,7 +101,7 @@ def make_vector_env(config: TrainConfig, envs: range | None = None) -> VectorEnv
         factory = AnnouncedFactory(env_fn, len(envs))
         return SyncEpisodeVectorEnv([factory] * len(envs), config.seed, first_env=envs.start)
     if config.vectorization != "async":
-        limit = None if config.vectorization == "native" else _max_episode_steps(config)  # it has its own
+        limit = None if config.vectorization == "native" else max_episode_steps(config)  # it has its own
         batched = make_batched_env(config, len(envs))
         return BatchedVectorEnv(batched, config.seed, first_env=envs.start, max_episode_steps=limit)
     try:
@@ -134,7 +115,7 @@ def make_vector_env(config: TrainConfig, envs: range | None = None) -> VectorEnv
         )
     except (TypeError, ValueError, Error) as error:  # spaces that do not fit into shared memory
         raise EnvironmentSetupError(
-            f"{config.env_id} cannot run in worker processes ({_first_line(error)}); "
+            f"{config.env_id} cannot run in worker processes ({first_line(error)}); "
             "supported observation spaces: Box and Discrete"
         ) from error
 
@@ -174,27 +155,13 @@ def _import_batched_env(config: TrainConfig, num_envs: int) -> BatchedEnv:
 
 def make_single_of_batch(config: TrainConfig) -> AnyEnv:
     """Make one env of the batched kind that `vectorization` names."""
-    return SingleOfBatch(make_batched_env(config, 1), _max_episode_steps(config))
-
-
-def _max_episode_steps(config: TrainConfig) -> int | None:
-    """Return the time limit that `gymnasium.make` applies to the single env; none if there is none."""
-    spec = gymnasium.registry.get(config.env_id.rpartition(":")[2])
-    limit = config.env_kwargs.get("max_episode_steps", spec.max_episode_steps if spec else None)
-    return None if limit in (None, -1) else int(limit)
-
-
-def has_time_limit(config: TrainConfig) -> bool:
-    """Return whether an environment declares a time limit; it must have been made before."""
-    spec = gymnasium.registry.get(config.env_id.rpartition(":")[2])
-    declared = {**(spec.kwargs if spec else {}), **config.env_kwargs}
-    own_limit = declared.get("max_episode_steps") or declared.get("max_num_frames_per_episode")  # Atari uses the latter
-    return bool(own_limit or (spec and spec.max_episode_steps))
+    return SingleOfBatch(make_batched_env(config, 1), max_episode_steps(config))
 
 
 def env_factory(config: TrainConfig) -> EnvFactory:
     """Return a function that makes one environment of this config; it can be sent to other processes."""
-    return partial(make_single_env, config.env_id, config.env_kwargs, config.action_mask, config.frame_stack)
+    packing = config.action_mask, config.frame_stack
+    return partial(make_single_env, config.env_id, config.env_kwargs, *packing, config.wrappers)
 
 
 def replay_factory(config: TrainConfig) -> EnvFactory:
@@ -280,87 +247,3 @@ def _open_env(config: TrainConfig, opened: ExitStack) -> None:
         env.reset(seed=0)
     except Exception as error:
         raise EnvironmentStepError(f"{config.env_id}, reset with seed 0: {describe_error(error)}") from error
-
-
-def make_single_env(env_id: str, env_kwargs: dict[str, Any], action_mask: str = "off", frame_stack: int = 1) -> AnyEnv:
-    """Make one environment whose observations and actions are arrays; the caller closes it."""
-    env = make_raw_env(env_id, env_kwargs)
-    if frame_stack > 1:
-        env = StackedEnv(env, frame_stack)
-    return PackedEnv(env, action_mask) if needs_packing(env, action_mask) else env
-
-
-def make_raw_env(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
-    """Make one environment as its registration describes it; the caller closes it."""
-    register_probes()
-    admit_env_module(env_id)
-    _register_declared_envs(env_id)
-    try:
-        return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
-    except DependencyNotInstalled as error:
-        raise EnvironmentSetupError(f"{env_id}: {missing_dependency(env_id, error)}") from None
-    except (NameNotFound, NamespaceNotFound, VersionNotFound) as error:
-        raise EnvironmentSetupError(_unknown_env(env_id, error)) from None
-    except ModuleNotFoundError as error:
-        raise EnvironmentSetupError(f"{env_id}: {_first_line(error)}") from None
-    except (TypeError, Error) as error:
-        raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {_first_line(error)}") from error
-    except SignalExit:
-        raise
-    except (Exception, SystemExit) as error:  # the env's own constructor may raise anything
-        reason = f"{type(error).__name__}: {_first_line(error)}"
-        raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {reason}") from error
-
-
-def _register_declared_envs(env_id: str) -> None:
-    """Register the envs of an id's namespace if an installed package declares how (entry-point group `gymnasium.envs`).
-
-    Gymnasium itself no longer reads these declarations, on which packages such as MinAtar rely.
-    """
-    namespace, _, name = env_id.rpartition("/")
-    if namespace and name and ":" not in namespace and env_id not in gymnasium.registry:
-        for declared in entry_points(group="gymnasium.envs", name=namespace):
-            declared.load()()
-
-
-def env_packages(env_id: str) -> set[str]:
-    """Return the top-level packages that an environment consists of and imports; it must have been made before.
-
-    They include its simulator and whatever its module uses, but not the standard library.
-    """
-    spec = gymnasium.registry.get(env_id.rpartition(":")[2])
-    if spec is None:
-        return set()
-    entry_points = [spec.entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
-    creators = [load_env_creator(each) if isinstance(each, str) else each for each in entry_points if each is not None]
-    homes = {kind.__module__ for creator in creators for kind in getattr(creator, "__mro__", (creator,))}
-    # The imports of the standard library and of Gymnasium's base class say nothing about this env.
-    own = {home for home in homes if home.partition(".")[0] not in sys.stdlib_module_names and home != Env.__module__}
-    modules = [sys.modules[home] for home in own if home in sys.modules]
-    used = [value for module in modules for value in vars(module).values()]
-    names = {value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) for value in used}
-    packages = {str(name).partition(".")[0] for name in names | own}
-    return {name for name in packages if name in sys.modules and name not in sys.stdlib_module_names}
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
-
-
-def _unknown_env(env_id: str, error: Error) -> str:
-    nearest = nearest_name(env_id, gymnasium.registry)
-    if nearest:
-        return f"unknown environment '{env_id}'; did you mean '{nearest}'?"
-    if env_id.startswith("ALE/"):
-        return f"unknown environment '{env_id}': pip install 'rl-training[atari]', then use 'ale_py:{env_id}'"
-    return f"unknown environment '{env_id}': {_first_line(error)}"
-
-
-def missing_dependency(env_id: str, error: Error) -> str:
-    """Say what to install for an environment whose simulator or drawing library is missing."""
-    spec = gymnasium.registry.get(env_id)
-    home = f"{spec.entry_point if spec else ''} {error}".lower()
-    for module, extra in _EXTRAS.items():
-        if module in home:
-            return f"needs an extra: pip install 'rl-training[{extra}]'"
-    return _first_line(error)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import DependencyNotInstalled
 
-from rl_training.envs.factory import make_raw_env, make_single_env, missing_dependency
+from rl_training.envs.making import make_raw_env, make_single_env, missing_dependency
 from rl_training.envs.restore import AnyEnv
 from rl_training.errors import EnvironmentSetupError, describe_error
 from rl_training.experiment.config import TrainConfig
@@ -42,7 +42,7 @@ def prepare_headless() -> None:
 
 def render_fps(config: TrainConfig) -> float:
     """Return the env's frames per second; refuse an env that cannot render into an array."""
-    with closing(make_raw_env(config.env_id, config.env_kwargs)) as env:
+    with closing(make_raw_env(config.env_id, config.env_kwargs, config.wrappers)) as env:
         modes = env.metadata.get("render_modes") or []
         fps = env.metadata.get("render_fps") or _DEFAULT_FPS
     if "rgb_array" not in modes:
@@ -56,7 +56,8 @@ def render_fps(config: TrainConfig) -> float:
 def make_rendered_env(config: TrainConfig) -> AnyEnv:
     """Make one environment that renders into arrays; the caller closes it."""
     prepare_headless()
-    return make_single_env(config.env_id, {**config.env_kwargs, "render_mode": "rgb_array"}, config.action_mask)
+    env_kwargs = {**config.env_kwargs, "render_mode": "rgb_array"}
+    return make_single_env(config.env_id, env_kwargs, config.action_mask, wrappers=config.wrappers)
 
 
 def draw(env: AnyEnv, env_id: str) -> Pixels:

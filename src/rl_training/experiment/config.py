@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo
 
 from rl_training.experiment.validation import (
     Count,
@@ -17,8 +17,10 @@ from rl_training.experiment.validation import (
     Int,
     PositiveInt,
     StrictModel,
+    to_plain,
     validate_section,
 )
+from rl_training.experiment.wrappers import WrapperEntry, read_wrapper, split_entry
 from rl_training.plugins import is_object_path, object_path
 
 ParamsT = TypeVar("ParamsT", bound=StrictModel)
@@ -27,28 +29,17 @@ MAX_THREADS = 256
 MAX_EPISODES = 1_000_000  # per evaluation; the seeds of all episodes are drawn before it begins
 
 
-def _plain(value: Any) -> Any:
-    """Return the value with tuples as lists. Refuse values that cannot be written to YAML and read back."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError(f"keys must be strings, got {list(value)}")
-        return {key: _plain(item) for key, item in value.items()}
-    raise ValueError(f"contains a {type(value).__name__}; use plain values only (numbers, strings, lists, maps)")
-
-
-def _check_plain(value: Any) -> Any:
-    _plain(value)
-    return value
-
-
 def _check_vectorization(kind: str) -> str:
     if kind not in ("sync", "async", "native", "auto") and not is_object_path(kind):
         raise ValueError("allowed: auto, sync, async, native, or package.module:Name of a batched env")
     return kind
+
+
+def _check_wrapped(wrappers: tuple[WrapperEntry, ...], info: ValidationInfo) -> tuple[WrapperEntry, ...]:
+    kind = info.data.get("vectorization", "auto")
+    if wrappers and kind not in ("sync", "async", "auto"):
+        raise ValueError(f"vectorization={kind!r} cannot apply wrappers: use sync, async or auto")
+    return wrappers
 
 
 def _check_action_mask(source: str) -> str:
@@ -119,8 +110,8 @@ _CHANGEABLE_ON_RESUME = (
     "tracker_options",
 )
 
-PlainDict = dict[str, Annotated[Any, AfterValidator(_check_plain)]]
-ParamsDict = dict[str, Annotated[Any, BeforeValidator(object_path), AfterValidator(_check_plain)]]
+PlainDict = dict[str, Annotated[Any, AfterValidator(to_plain)]]
+ParamsDict = dict[str, Annotated[Any, BeforeValidator(object_path), AfterValidator(to_plain)]]
 Name = Annotated[str, Field(strict=True, min_length=1, max_length=1_000)]
 TrackerName = Literal["tensorboard", "csv", "wandb", "mlflow"]
 
@@ -166,6 +157,14 @@ class TrainConfig(StrictModel):
     `info` is `info["action_mask"]` after every reset and step, `method` is `env.action_masks()`, `observation.NAME` is
     an entry of a Dict observation. `auto` finds out. `off` ignores masks.
     """
+    wrappers: Annotated[
+        tuple[Annotated[WrapperEntry, BeforeValidator(read_wrapper)], ...], AfterValidator(_check_wrapped)
+    ] = ()
+    """Wrappers around each env, in training and evaluation, the innermost first.
+
+    An entry is the name of one of Gymnasium's wrappers or `package.module:Name`, or a map from the name to keyword
+    arguments.
+    """
     frame_stack: Annotated[PositiveInt, Field(le=64)] = 1
     """Number of newest frames in one observation; replay buffers store each frame of bytes once."""
     terminal_on_life_loss: Flag = False
@@ -210,8 +209,14 @@ class TrainConfig(StrictModel):
 
 def plain_config(config: TrainConfig) -> dict[str, Any]:
     """Return the config as plain values, ready for YAML, JSON or a checkpoint."""
-    plain: dict[str, Any] = _plain(config.model_dump(exclude={"output_dir"}))
+    plain: dict[str, Any] = to_plain(config.model_dump(exclude={"output_dir"}))
     return {**plain, "output_dir": str(config.output_dir)}
+
+
+def env_code(config: TrainConfig) -> tuple[str, ...]:
+    """Return the names of the code that an env consists of: its `env_id`, and the wrappers of other packages."""
+    wrappers = (split_entry(entry)[0] for entry in config.wrappers)
+    return config.env_id, *filter(is_object_path, wrappers)
 
 
 def describe_training_differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from rl_training.errors import ConfigError, Problem
-from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.config import TrainConfig, env_code
 from rl_training.experiment.dialect import YAML_LIMIT, ConfigLoader
 from rl_training.experiment.files import read_bytes
 from rl_training.experiment.validation import config_error
@@ -38,6 +38,13 @@ class ResolvedConfig:
 
     config: TrainConfig
     sources: dict[KeyPath, str]
+
+    @property
+    def typed_code(self) -> list[str]:
+        """The environment and the wrappers that were named on the command line."""
+        env_id, *wrappers = env_code(self.config)
+        named = {"env_id": [env_id], "wrappers": wrappers}
+        return [name for field, names in named.items() if self.sources.get((field,)) == "flag" for name in names]
 
 
 def read_yaml(path: Path, source: str = "file") -> Layer:
@@ -100,11 +107,7 @@ def read_assignments(assignments: Sequence[str]) -> Layer:
         keys = name.strip().split(".")
         if not equals or not all(keys):
             raise ConfigError(f"--set {assignment}: give key=value, such as algo_kwargs.learning_rate=1e-3")
-        try:
-            value = _parse(text)[0] if text.strip() else None
-        except yaml.YAMLError as error:
-            reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
-            raise ConfigError(f"--set {assignment}: the value cannot be read ({reason})") from None
+        value = read_value(text, f"--set {assignment}")
         target = values
         for key in keys[:-1]:
             target = target.setdefault(key, {})
@@ -112,6 +115,15 @@ def read_assignments(assignments: Sequence[str]) -> Layer:
                 raise ConfigError(f"--set {assignment}: '{key}' already has a plain value")
         target[keys[-1]] = value
     return Layer("flag", values)
+
+
+def read_value(text: str, option: str) -> Any:
+    """Read the value of a command-line option as YAML; errors start with `option`."""
+    try:
+        return _parse(text)[0] if text.strip() else None
+    except yaml.YAMLError as error:
+        reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
+        raise ConfigError(f"{option}: the value cannot be read ({reason})") from None
 
 
 def find_preset(algo: str, env_id: str) -> Path | None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rl_training.errors import ConfigError, Problem
@@ -31,6 +32,23 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that the user most likely meant, if any is close."""
     matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
+
+
+def to_plain(value: Any) -> Any:
+    """Return the value with tuples as lists and NumPy's numbers as Python's; refuse what YAML cannot give back."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError(f"keys must be strings, got {list(value)}")
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):  # after a resume, the receiver would get a list, which calculates differently
+        raise ValueError("contains a NumPy array; give array.tolist(), and make an array of it where it is used")
+    raise ValueError(f"contains a {type(value).__name__}; use plain values only (numbers, strings, lists, maps)")
 
 
 def config_error(problems: Iterable[Problem]) -> ConfigError:

@@ -124,7 +124,7 @@ def prepare_group(config: TrainConfig, seeds: Iterable[int], jobs: Jobs, stop: S
     count = resolve_jobs(jobs, len(chosen), config.num_threads)
     check_output_dir(config)
     check_memory(count * spec.plan_fn(config).memory_bytes, f"{count} runs at once: lower --jobs")
-    details = {"jobs": count, "stop": asdict(stop), "started_at": now(), **describe_origin(config.env_id)}
+    details = {"jobs": count, "stop": asdict(stop), "started_at": now(), **describe_origin(config)}
     group_dir, record = create_group(config, chosen, **details)
     return PreparedGroup(group_dir, record, config)
 

@@ -170,8 +170,8 @@ def _train(job: SeedJob, callbacks: Sequence[Callback]) -> Outcome:
             _set_aside(context)
             train = get_algorithm_spec(job.config.algo).train_fn
             return Outcome(train(job.config, run_suffix=job.run_suffix, callbacks=callbacks).status)
-        # Refuse a checkpoint that names another environment: only the module of the group's own one may be imported.
-        same_env = Layer("group", {"env_id": job.config.env_id})
+        # Refuse a checkpoint that names another environment or wrapper: only the modules of the group may be imported.
+        same_env = Layer("group", {"env_id": job.config.env_id, "wrappers": job.config.wrappers})
         return Outcome(prepare_resume(job.run_dir, [same_env]).train(callbacks=callbacks).status)
     except TrainingInterrupted as error:
         print(error, file=sys.stderr)

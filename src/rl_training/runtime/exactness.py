@@ -11,7 +11,7 @@ from rl_training.envs.guard import RESET_PATIENCE
 from rl_training.envs.replay_check import replay_difference
 from rl_training.envs.samples import ReplaySample
 from rl_training.experiment.checkpointing import CheckpointState
-from rl_training.experiment.config import TrainConfig, describe_training_differences, plain_config
+from rl_training.experiment.config import TrainConfig, describe_training_differences, env_code, plain_config
 from rl_training.runtime.run_utils import hardware, versions
 
 EAGER_NOW = "updates were compiled before but cannot be compiled here"
@@ -23,7 +23,7 @@ def find_differences(config: TrainConfig, saved: CheckpointState, scheduled: Seq
     `scheduled` names the parameters of the algorithm whose values depend on the planned budget.
     """
     return [
-        *_changed_entries(saved.metadata.get("versions", {}), versions(config.env_id)),
+        *_changed_entries(saved.metadata.get("versions", {}), versions(*env_code(config))),
         *_changed_entries(saved.metadata.get("hardware", {}), hardware(config)),
         *_compile_changes(config, saved.metadata),
         *_draw_changes(saved),

@@ -23,10 +23,10 @@ from threadpoolctl import threadpool_limits
 
 from rl_training import __version__
 from rl_training.cores import cpu_name
-from rl_training.envs.factory import env_packages
+from rl_training.envs.making import env_packages
 from rl_training.errors import CheckpointError, ConfigError, RLTrainingError, RunDirectoryError, without_credentials
 from rl_training.experiment.checkpointing import CheckpointState, remove_newer_checkpoints, save_run_checkpoint
-from rl_training.experiment.config import TrainConfig, plain_config
+from rl_training.experiment.config import TrainConfig, env_code, plain_config
 from rl_training.experiment.files import sync_directory
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.logging import RunLogger
@@ -237,7 +237,7 @@ def _describe_checkpoint(
     return {
         "run_id": run_context.run_id,
         "metrics": dict(metrics),
-        "versions": dict(versions(config.env_id)),
+        "versions": dict(versions(*env_code(config))),
         "hardware": hardware(config),
         "packages": packages,
         "saved_at": now(),
@@ -256,8 +256,8 @@ def refusing_misfits(config: TrainConfig) -> Iterator[None]:
 
 
 @cache  # the versions at the start of the run count
-def versions(env_id: str | None = None) -> Mapping[str, str]:
-    """Return the versions of the packages that affect a result, including those of an environment if one is given."""
+def versions(*names: str) -> Mapping[str, str]:
+    """Return the versions of the packages that affect a result, including those of an env and its wrappers."""
     core = {
         "rl_training": __version__,
         "python": platform.python_version(),
@@ -265,7 +265,7 @@ def versions(env_id: str | None = None) -> Mapping[str, str]:
         "numpy": np.__version__,
         "gymnasium": gymnasium.__version__,
     }
-    return {**package_versions({"rl_training", *(env_packages(env_id) if env_id else ())}), **core}
+    return {**package_versions({"rl_training", *env_packages(names)}), **core}
 
 
 def hardware(config: TrainConfig) -> dict[str, str]:
@@ -289,16 +289,16 @@ def _describe_run(context: RunContext, config: TrainConfig) -> dict[str, Any]:
         "global_step": 0,
         "started_at": now(),
         "ended_at": None,
-        **describe_origin(config.env_id),
+        **describe_origin(config),
         "tags": list(config.tags),
     }
 
 
-def describe_origin(env_id: str) -> dict[str, Any]:
+def describe_origin(config: TrainConfig) -> dict[str, Any]:
     """Return the command, the versions, the git commit and the host of this process."""
     return {
         "command": [without_credentials(argument) for argument in sys.argv],
-        "versions": dict(versions(env_id)),
+        "versions": dict(versions(*env_code(config))),
         "git_commit": _git_commit(),
         "host": {
             "name": socket.gethostname(),

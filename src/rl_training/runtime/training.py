@@ -13,12 +13,12 @@ from rl_training.algorithms.base import LearnerParams, LearnerSetup
 from rl_training.compiling import compiling_pays
 from rl_training.envs.factory import (
     check_num_envs,
-    has_time_limit,
     make_env,
     make_vector_env,
     resolve_action_mask,
     resolve_vectorization,
 )
+from rl_training.envs.making import has_time_limit
 from rl_training.envs.samples import ReplaySample
 from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.errors import RLTrainingError, TrainingInterrupted

@@ -1,15 +1,16 @@
 """The input and output of environment checks, and the random actions that they try."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from gymnasium import spaces
 
-from rl_training.envs.factory import make_raw_env
+from rl_training.envs.making import make_raw_env
 from rl_training.envs.restore import AnyEnv
 from rl_training.errors import describe_error
+from rl_training.experiment.wrappers import WrapperEntry
 from rl_training.streams import derive_seed
 
 Status = Literal["ok", "warning", "problem"]
@@ -35,6 +36,7 @@ class Subject:
     env_kwargs: dict[str, Any]
     steps: int
     seed: int
+    wrappers: Sequence[WrapperEntry] = ()
 
     @property
     def short_steps(self) -> int:
@@ -48,7 +50,7 @@ class Subject:
 
     def make(self) -> AnyEnv:
         """Make a fresh env; the caller closes it."""
-        return make_raw_env(self.env_id, self.env_kwargs)
+        return make_raw_env(self.env_id, self.env_kwargs, self.wrappers)
 
 
 Check = Callable[[Subject], Finding]
