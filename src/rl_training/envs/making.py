@@ -91,12 +91,10 @@ def _make_registered(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
     _register_declared_envs(env_id)
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
-    except DependencyNotInstalled as error:
+    except (DependencyNotInstalled, ModuleNotFoundError) as error:
         raise EnvironmentSetupError(f"{env_id}: {missing_dependency(env_id, error)}") from None
     except (NameNotFound, NamespaceNotFound, VersionNotFound) as error:
         raise EnvironmentSetupError(_unknown_env(env_id, error)) from None
-    except ModuleNotFoundError as error:
-        raise EnvironmentSetupError(f"{env_id}: {first_line(error)}") from None
     except (TypeError, Error) as error:
         raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {first_line(error)}") from error
     except SignalExit:
@@ -157,7 +155,7 @@ def _unknown_env(env_id: str, error: Error) -> str:
     return f"unknown environment '{env_id}': {first_line(error)}"
 
 
-def missing_dependency(env_id: str, error: Error) -> str:
+def missing_dependency(env_id: str, error: Exception) -> str:
     """Say what to install for an environment whose simulator or drawing library is missing."""
     spec = gymnasium.registry.get(env_id)
     home = f"{spec.entry_point if spec else ''} {error}".lower()
