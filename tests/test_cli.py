@@ -270,7 +270,12 @@ def test_a_user_error_is_one_line_and_makes_nothing(
 
 @pytest.mark.parametrize(
     ("env_id", "simulator", "extra"),
-    [("LunarLander-v3", "Box2D", "box2d"), ("HalfCheetah-v5", "mujoco", "mujoco"), ("ALE/Pong-v5", "ale_py", "atari")],
+    [
+        ("LunarLander-v3", "Box2D", "box2d"),
+        ("HalfCheetah-v5", "mujoco", "mujoco"),
+        ("ALE/Pong-v5", "ale_py", "atari"),
+        ("ale_py:ALE/Pong-v5", "ale_py", "atari"),
+    ],
 )
 def test_a_missing_simulator_is_answered_with_the_command_that_installs_it(
     env_id: str,

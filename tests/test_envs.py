@@ -1,5 +1,7 @@
+from importlib.metadata import EntryPoint
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import sample_envs
@@ -7,6 +9,7 @@ from conftest import MakeConfig
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 
+from rl_training.envs import making
 from rl_training.envs.factory import make_env, make_vector_env
 from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
@@ -192,3 +195,24 @@ def test_the_episode_counter_goes_on_where_a_saved_one_stopped(make_config: Make
     second.tracker.load_state_dict(first.tracker.state_dict())
     straight.reset()
     assert np.array_equal(second.reset()[0], straight.reset()[0])
+
+
+def register_declared() -> None:
+    """What a package declares under the entry-point group `gymnasium.envs`."""
+    gymnasium.register("Declared/Counting-v0", "sample_envs:CountingEnv")
+
+
+def test_an_env_that_its_package_only_declares_is_registered(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = [EntryPoint("Declared", f"{__name__}:register_declared", "gymnasium.envs")]
+    monkeypatch.setattr(
+        making,
+        "entry_points",
+        lambda *, group, name: [each for each in declared if each.matches(group=group, name=name)],
+    )
+    with pytest.raises(EnvironmentSetupError, match="unknown environment 'Other/Counting-v0'"):
+        make_env(make_config(env_id="Other/Counting-v0"), 0)
+    for _ in range(2):  # the second time it is known
+        assert make_env(make_config(env_id="Declared/Counting-v0"), 0).reset(seed=1)[0].tolist() == [0.0, 0.0]
+    del gymnasium.registry["Declared/Counting-v0"]

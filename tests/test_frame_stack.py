@@ -67,7 +67,8 @@ class Episodes:
         following = np.concatenate([obs[:, 1:], frames], axis=1)
         dones = self.rng.random(self.num_envs) < 0.15
         truncated = ~dones & (self.rng.random(self.num_envs) < 0.1)
-        ended = (dones | truncated)[:, None, None, None]
+        goes_on = dones & (self.rng.random(self.num_envs) < 0.5)  # only a life was lost
+        ended = (dones & ~goes_on | truncated)[:, None, None, None]
         self.stacks = np.where(ended, np.stack([self._first() for _ in range(self.num_envs)]), following)
         actions, rewards = self.rng.integers(3, size=self.num_envs), self.rng.normal(size=self.num_envs)
         return {
@@ -77,6 +78,7 @@ class Episodes:
             "next_obs": following,
             "dones": dones,
             "truncated": truncated,
+            "goes_on": goes_on,
         }
 
 

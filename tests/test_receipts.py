@@ -69,6 +69,8 @@ def test_every_suite_has_presets_and_every_gymnasium_preset_is_in_one() -> None:
     assert "ppo/cartpole" in by_suite["classic"]
     assert "dqn/lunarlander" in by_suite["box2d"]
     assert "sac/halfcheetah" in by_suite["mujoco"]
+    assert "ppo/taxi" in by_suite["toy_text"]
+    assert "ppo/minatar_breakout" in by_suite["third_party"]
     assert sorted(chain(*by_suite.values())) == preset_names()
 
 
@@ -193,7 +195,7 @@ def test_a_preset_is_verified_in_the_mode_of_its_receipt(tiny_preset: str, tmp_p
     [
         ([], "give a suite"),
         (["classic", "--verify", "ppo/cartpole"], "give a suite"),
-        (["clasic"], "there is no suite 'clasic': give classic, box2d, mujoco"),
+        (["clasic"], "there is no suite 'clasic': give classic, toy_text, box2d, mujoco, atari, third_party"),
         (["ppo/cartpol"], "no preset 'ppo/cartpol': did you mean 'ppo/cartpole'?"),
         (["--verify", "ppo/../ppo/cartpole"], "no preset"),
         (["--verify", "ppo/cartpole", "--receipts", "nowhere"], "has no receipt in nowhere"),

@@ -63,6 +63,8 @@ class Painted(gymnasium.Env[Any, Any]):
     def render(self) -> Any:
         if self.paint == "broken" and self.steps == 2:
             raise RuntimeError("no colours\nleft")
+        if self.paint == "cells":
+            return np.full((10, 12, 3), 0.25 * self.steps)
         size = 35 if self.paint == "growing" and self.steps == 2 else 33
         return np.full((21, size, 3), 40 * self.steps, dtype=np.float32 if self.paint == "floats" else np.uint8)
 
@@ -177,6 +179,15 @@ def test_an_env_that_is_too_fast_to_see_is_drawn_now_and_then(painted: Callable[
     frames, milliseconds = gif_frames(tmp_path / "agent.gif")
     assert frames[:, 0, 0, 0].tolist() == [0, 120, 160]  # the first, the third, and the last of four steps
     assert milliseconds == 70
+
+
+def test_a_board_drawn_in_floats_and_cells_is_shown_in_colours_and_large(
+    painted: Callable[..., Path], tmp_path: Path
+) -> None:
+    record_video(painted("cells"), tmp_path / "agent.gif", fps=5)
+    frames, _ = gif_frames(tmp_path / "agent.gif")
+    assert frames.shape[:3] == (5, 160, 192)
+    assert frames[:, -1, -1, 0].tolist() == [0, 64, 128, 191, 255]
 
 
 @NEEDS_FFMPEG

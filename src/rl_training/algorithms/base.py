@@ -173,6 +173,9 @@ class LearnerParams(StrictModel):
     normalize_rewards: Flag = False
     """Whether rewards are divided by the running deviation of the discounted return; logged returns stay raw."""
 
+    clip_rewards: Flag = False
+    """Whether only the sign of each reward is learned from, before any normalisation; logged returns stay raw."""
+
     def planned_gradient_steps(self, total_timesteps: int, num_envs: int) -> int:
         """Estimate how many gradient steps a run with this budget takes."""
         del total_timesteps, num_envs
@@ -309,7 +312,12 @@ class ExperienceNormalizer:
 
     def __init__(self, encoder: Encoder, params: LearnerParams) -> None:
         self._encoder = encoder
+        self._clips_rewards = params.clip_rewards
         self.rewards = RewardNormalizer(params.gamma, enabled=params.normalize_rewards)
+
+    def clip(self, rewards: Array) -> Array:
+        """Return the rewards as the learner stores them: raw, or only their signs."""
+        return np.sign(rewards) if self._clips_rewards else rewards
 
     def observe(self, obs: Array, rewards: Array, ended: Array) -> None:
         """Update the running statistics with one step of every env."""

@@ -191,12 +191,13 @@ class AdvantageEstimator:
         beyond = torch.cat([following, rollout.truncated_last_obs().to(following.device)]).to(device)
         values = policy.values(params, policy.encoder.encode_tensor(beyond)).to(rollout.device)
         rollout.bootstrap_values[rollout.truncated] = values[rollout.num_envs :]
-        self.rewards.update(rollout.rewards.cpu().numpy(), rollout.dones.cpu().numpy())
+        rewards = rollout.rewards.sign() if self._params.clip_rewards else rollout.rewards
+        self.rewards.update(rewards.cpu().numpy(), rollout.dones.cpu().numpy())
         rollout.compute_returns_and_advantages(
             last_values=values[: rollout.num_envs],
             gamma=self._params.gamma,
             gae_lambda=self._params.gae_lambda,
-            rewards=self.rewards.apply(rollout.rewards),
+            rewards=self.rewards.apply(rewards),
         )
 
 

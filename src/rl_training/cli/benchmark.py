@@ -21,7 +21,7 @@ SuiteArgument = Annotated[
     typer.Argument(
         metavar="SUITE",
         autocompletion=complete_suite,
-        help="A suite (classic, box2d or mujoco), or a single preset such as ppo/cartpole.",
+        help="A suite (classic, toy_text, box2d, mujoco, atari or third_party), or a preset such as ppo/cartpole.",
     ),
 ]
 VerifyOption = Annotated[
@@ -101,7 +101,7 @@ def benchmark(
     from rl_training.groups.benchmarking import BenchmarkOptions
 
     if (suite is None) == (verify is None):
-        raise ConfigError("give a suite (classic, box2d, mujoco), a preset such as ppo/cartpole, or --verify PRESET")
+        raise ConfigError("give a suite such as classic, a preset such as ppo/cartpole, or --verify PRESET")
     options = BenchmarkOptions(parse_seeds(seeds), parse_jobs(jobs), episodes, output_dir)
     if verify is not None:
         return _verify(verify, options, receipts)

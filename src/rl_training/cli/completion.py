@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 ALGORITHMS = ("dqn", "ppo", "sac")
-SUITES = ("box2d", "classic", "mujoco")
+SUITES = ("atari", "box2d", "classic", "mujoco", "third_party", "toy_text")
 FORMATS = ("numpy", "onnx", "torch")
 METRICS = ("eval/mean_ep_length", "eval/mean_reward", "rollout/ep_len_mean", "rollout/ep_rew_mean")
 SCORES = ("final", "best", "auc")

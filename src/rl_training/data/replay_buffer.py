@@ -75,13 +75,28 @@ class ReplayBuffer:
         """Memory of the storage in bytes."""
         return self._rows.nbytes + (self._frames.num_bytes if self._frames else 0)
 
-    def add(self, *, obs: Any, actions: Any, rewards: Any, next_obs: Any, dones: Any, truncated: Any = False) -> None:
-        """Store one transition, or one of every env when the arguments have a leading axis [env, ...]."""
+    def add(
+        self,
+        *,
+        obs: Any,
+        actions: Any,
+        rewards: Any,
+        next_obs: Any,
+        dones: Any,
+        truncated: Any = False,
+        goes_on: Any = False,
+    ) -> None:
+        """Store one transition, or one of every env when the arguments have a leading axis [env, ...].
+
+        `goes_on` marks where the episode goes on although `dones` says otherwise, as it does after a lost life. Stacks
+        of frames then go on too.
+        """
         count = np.size(rewards)
         rows = self._rows_of(self.added, self.added + count)
         given = {"actions": actions, "rewards": rewards, "dones": dones, "truncated": truncated}
         if self._frames:
             ended = np.reshape(dones, count).astype(np.bool_) | np.asarray(truncated, dtype=np.bool_)
+            ended &= ~np.asarray(goes_on, dtype=np.bool_)
             numbers = np.arange(self.added, self.added + count)
             self._frames.write(numbers, np.asarray(obs), np.asarray(next_obs), ended)
         else:

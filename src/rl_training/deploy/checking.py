@@ -9,7 +9,7 @@ import numpy as np
 from rl_training.deploy.program import PolicyProgram
 from rl_training.errors import ExportError, RLTrainingError
 from rl_training.packing import Array, Leaf, PackedActions
-from rl_training.policies.base import Array, Policy, Streams
+from rl_training.policies.base import Policy, Streams
 from rl_training.policies.decoding import ActionPart
 from rl_training.policies.features import FeaturePart
 from rl_training.runtime.agents import Agent, play_episodes

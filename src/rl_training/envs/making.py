@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -90,6 +91,7 @@ def _with_tuples(value: Any) -> Any:
 def _make_inner(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
     register_probes()
     admit_env_module(env_id)
+    _register_declared_envs(env_id)
     try:
         factory = find_factory(env_id)
         if factory is not None:
@@ -97,12 +99,10 @@ def _make_inner(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
         return gymnasium.make(env_id, disable_env_checker=True, **env_kwargs)
     except RLTrainingError:  # its message is clear already
         raise
-    except DependencyNotInstalled as error:
+    except (DependencyNotInstalled, ModuleNotFoundError) as error:
         raise EnvironmentSetupError(f"{env_id}: {missing_dependency(env_id, error)}") from None
     except (NameNotFound, NamespaceNotFound, VersionNotFound) as error:
         raise EnvironmentSetupError(_unknown_env(env_id, error)) from None
-    except ModuleNotFoundError as error:
-        raise EnvironmentSetupError(f"{env_id}: {first_line(error)}; install the env's package") from None
     except (TypeError, Error) as error:
         raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {first_line(error)}") from error
     except SignalExit:
@@ -110,6 +110,17 @@ def _make_inner(env_id: str, env_kwargs: dict[str, Any]) -> AnyEnv:
     except (Exception, SystemExit) as error:  # the env's own constructor may raise anything
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {reason}") from error
+
+
+def _register_declared_envs(env_id: str) -> None:
+    """Register the envs of an id's namespace if an installed package declares how (entry-point group `gymnasium.envs`).
+
+    Gymnasium itself no longer reads these declarations, on which packages such as MinAtar rely.
+    """
+    namespace = env_id.rpartition("/")[0]
+    if namespace and ":" not in namespace and env_id not in gymnasium.registry:
+        for declared in entry_points(group="gymnasium.envs", name=namespace):
+            declared.load()()
 
 
 def env_packages(code: Iterable[str]) -> set[str]:
@@ -164,14 +175,15 @@ def _unknown_env(env_id: str, error: Error) -> str:
     return f"unknown environment '{env_id}': {reason}"
 
 
-def missing_dependency(env_id: str, error: Error) -> str:
+def missing_dependency(env_id: str, error: Exception) -> str:
     """Say what to install for an environment whose simulator or drawing library is missing."""
     spec = gymnasium.registry.get(env_id)
     home = f"{spec.entry_point if spec else ''} {error}".lower()
     for module, extra in _EXTRAS.items():
         if module in home:
             return f"needs an extra: pip install 'rl-training[{extra}]'"
-    return first_line(error)
+    remedy = "; install the env's package" if isinstance(error, ModuleNotFoundError) else ""
+    return f"{first_line(error)}{remedy}"
 
 
 def max_episode_steps(config: TrainConfig) -> int | None:

@@ -19,6 +19,7 @@ from rl_training.experiment.config import TrainConfig
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3]
 
 _DEFAULT_FPS = 30.0
+_SMALL_SIDE, _SHOWN_SIDE = 16, 160  # pixels: an image below the first is enlarged to about the second
 # MuJoCo's backends for rendering without a screen, best first, and the library that each needs.
 _BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
 
@@ -78,12 +79,28 @@ def draw(env: AnyEnv, env_id: str) -> Pixels:
         raise EnvironmentSetupError(
             f"{env_id} cannot be drawn here ({describe_error(error)}){_mujoco_hint()}"
         ) from error
-    pixels = np.asarray(frame)
+    pixels = _to_bytes(np.asarray(frame))
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         raise EnvironmentSetupError(
             f"{env_id} draws {pixels.dtype} of shape {pixels.shape}; expected uint8 (height, width, 3)"
         )
-    return pixels
+    return _enlarge(pixels)
+
+
+def _to_bytes(pixels: Any) -> Any:
+    """Convert floats from 0 to 1, in which some envs draw, to bytes; return anything else unchanged."""
+    if pixels.dtype.kind != "f" or not np.all((pixels >= 0.0) & (pixels <= 1.0)):
+        return pixels
+    return np.round(255.0 * pixels).astype(np.uint8)
+
+
+def _enlarge(pixels: Pixels) -> Pixels:
+    """Enlarge an image whose pixels are the cells of a small board."""
+    side = min(pixels.shape[:2])
+    if side == 0 or side >= _SMALL_SIDE:
+        return pixels
+    factor = _SHOWN_SIDE // side
+    return pixels.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
 def _mujoco_hint() -> str:

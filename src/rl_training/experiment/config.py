@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Val
 from rl_training.experiment.metrics import RETURN
 from rl_training.experiment.validation import (
     Count,
+    Flag,
     Float,
     Int,
     PositiveInt,
@@ -196,6 +197,8 @@ class TrainConfig(StrictModel):
     """
     frame_stack: Annotated[PositiveInt, Field(le=64)] = 1
     """Number of newest frames in one observation; replay buffers store each frame of bytes once."""
+    terminal_on_life_loss: Flag = False
+    """Whether a lost life (`info["lives"]`) counts as a termination for the learner, although the episode goes on."""
     envs_per_worker: PositiveInt = 1
     """Number of envs in each worker process of `async`."""
     step_timeout: Annotated[Float, Field(gt=0.0, le=86_400.0)] | None = None

@@ -18,8 +18,10 @@ from rl_training.runtime.callbacks import StopRules
 from rl_training.runtime.run_utils import now
 from rl_training.runtime.workflows import evaluate_checkpoint
 
-SUITES = {"classic": "classic_control", "box2d": "box2d", "mujoco": "mujoco"}
-"""Maps the name of a suite to the part of Gymnasium that contains its environments."""
+OTHERS = "third_party"
+"""The suite of environments that neither Gymnasium nor ale-py contains."""
+_HOMES = {"classic_control": "classic", "toy_text": "toy_text", "box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari"}
+SUITES = (*_HOMES.values(), OTHERS)
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,15 @@ def presets_of(name: str) -> list[str]:
             raise ConfigError(f"there is no suite '{name}': give {', '.join(SUITES)}, or a preset such as ppo/cartpole")
         preset_path(name)
         return [name]
-    return [preset for preset in preset_names() if _suite_of(read_preset(preset).env_id) == SUITES[name]]
+    return [preset for preset in preset_names() if _suite_of(read_preset(preset).env_id) == name]
 
 
 def _suite_of(env_id: str) -> str:
-    entry_point = str(gymnasium.registry[env_id].entry_point)
-    return entry_point.removeprefix("gymnasium.envs.").partition(".")[0].partition(":")[0]
+    """Return the suite of an environment, whose package need not be installed."""
+    module, _, name = env_id.rpartition(":")
+    if not module and name in gymnasium.registry:
+        module = str(gymnasium.registry[name].entry_point)
+    return _HOMES.get(module.removeprefix("gymnasium.envs.").partition(".")[0].partition(":")[0], OTHERS)
 
 
 def read_preset(name: str) -> TrainConfig:

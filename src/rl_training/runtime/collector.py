@@ -8,13 +8,19 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from rl_training.algorithms.base import Learner
 from rl_training.envs.access import EnvAccess
+from rl_training.envs.episodes import BoolArray
 from rl_training.envs.guard import EnvCalls
 from rl_training.envs.reports import average_numbers
 from rl_training.envs.samples import ReplaySample
 from rl_training.envs.vector.protocol import VectorEnv
+from rl_training.errors import EnvironmentSetupError
+from rl_training.experiment.config import TrainConfig
 from rl_training.policies.acting import Actor
 from rl_training.runtime.types import MetricDict
+
+_UNKNOWN = -1  # number of lives
 
 
 class Episode(NamedTuple):
@@ -35,7 +41,10 @@ class Transition(NamedTuple):
     next_obs: Any
     """What followed the step: at the end of an episode, its true last observation."""
     terminated: Any
+    """Where the learner must not look beyond the step: the episode terminated, or a life was lost."""
     truncated: Any
+    goes_on: Any
+    """Where a life was lost, and the episode goes on in the env."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +109,50 @@ class Collector(Protocol):
         """Record what some of the envs do next, unless that is being done: a resume compares fresh envs with it."""
 
 
+class LifeCounter:
+    """Notices lost lives by `info["lives"]`. Disabled, it notices none.
+
+    The lives of a new episode are unknown until its first step. So they do not depend on the info of a reset, which
+    a restored env does not have.
+    """
+
+    def __init__(self, num_envs: int, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self._lives = np.full(num_envs, _UNKNOWN)
+
+    def check(self, infos: dict[str, Any]) -> None:
+        """Refuse envs whose reset gives no lives."""
+        if self.enabled and "lives" not in infos:
+            raise EnvironmentSetupError('terminal_on_life_loss: the env gives no info["lives"]; leave the setting out')
+
+    def find_lost(self, infos: dict[str, Any]) -> BoolArray:
+        """Return in which envs a life was lost, given the infos of a step."""
+        lives = np.where(infos.get("_lives", "lives" in infos), infos.get("lives", _UNKNOWN), self._lives)
+        lost: BoolArray = lives < self._lives
+        self._lives = lives
+        return lost
+
+    def begin_episodes(self, begins: BoolArray) -> None:
+        """Forget the lives of the envs [env] that begin a new episode."""
+        self._lives[begins] = _UNKNOWN
+
+    def state_dict(self) -> list[int] | None:
+        """Return the lives of every env; none if they are not counted."""
+        return self._lives.tolist() if self.enabled else None
+
+    def load_state_dict(self, state: list[int] | None) -> None:
+        """Continue from `state`."""
+        if state is not None:
+            self._lives = np.array(state)
+
+
 class LocalCollector:
     """Collects in this process, step by step."""
 
-    def __init__(self, envs: VectorEnv, actor: Actor) -> None:
+    def __init__(self, envs: VectorEnv, actor: Actor, *, terminal_on_life_loss: bool = False) -> None:
         self._envs, self._actor = envs, actor
+        self._lives = LifeCounter(envs.num_envs, enabled=terminal_on_life_loss)
+        self._nowhere = np.zeros(envs.num_envs, np.bool_)
         self.obs: Any = None
         self.calls = envs.calls
         self.env = EnvAccess(envs)
@@ -119,7 +167,8 @@ class LocalCollector:
 
     def start(self) -> None:
         """Begin the first episode of every env."""
-        self.obs, _ = self._envs.reset()
+        self.obs, infos = self._envs.reset()
+        self._lives.check(infos)
 
     def collect(self, store: Callable[[Transition], None], steps: range, interrupted: Callable[[], bool]) -> None:
         """Take one step of every env at each of the env steps in `steps`."""
@@ -130,14 +179,24 @@ class LocalCollector:
             if self._actions is None:
                 self._actions = actor.act(self.obs, step)
             next_obs, rewards, terminated, truncated, infos = envs.step(actor.to_env(self._actions))
-            store(Transition(self.obs, self._actions, rewards, next_obs, terminated, truncated))
+            store(self._transition(next_obs, rewards, terminated, truncated, infos))
             self._num_env_steps += envs.num_envs
             self.obs, self._actions = next_obs, None
             if "_episode" in infos:
                 ended = terminated | truncated
                 self._episodes += finished_episodes(infos)
                 actor.begin_episodes(ended)  # before the reset: if that fails, a resume repeats it
+                self._lives.begin_episodes(ended)
                 self.obs, _ = envs.reset(options={"reset_mask": ended})
+
+    def _transition(
+        self, next_obs: Any, rewards: Any, terminated: BoolArray, truncated: BoolArray, infos: dict[str, Any]
+    ) -> Transition:
+        if not self._lives.enabled:
+            return Transition(self.obs, self._actions, rewards, next_obs, terminated, truncated, self._nowhere)
+        lost = self._lives.find_lost(infos)
+        goes_on = lost & ~(terminated | truncated)
+        return Transition(self.obs, self._actions, rewards, next_obs, terminated | lost, truncated, goes_on)
 
     def take_result(self) -> CollectResult:
         """Return what was stored since the last call."""
@@ -146,25 +205,29 @@ class LocalCollector:
         return CollectResult(num_env_steps, len(episodes), episode_metrics(episodes), self.obs, episodes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the envs are, what they show, drawn actions, the noise, and samples for `check_replays`."""
+        """Return where the envs are, what they show, drawn actions, noise, lives, and samples for `check_replays`."""
         return {
             "envs": self._envs.state_dict(),
             "obs": torch.from_numpy(np.array(self.obs)),
             "actions": None if self._actions is None else torch.from_numpy(np.array(self._actions)),
             "acting": self._actor.state_dict(),
+            "lives": self._lives.state_dict(),
             "samples": [sample.state_dict() for sample in self._envs.tracker.recorder.samples()],
         }
 
     def restore(self, state: dict[str, Any]) -> dict[int, str]:
         """Continue from `state`; return which envs had to begin a new episode, and why."""
         self._actor.load_state_dict(state["acting"])
+        self._lives.load_state_dict(state["lives"])
         restoration = self._envs.restore(state["envs"], state["obs"].numpy())
         self.obs = restoration.obs
         self._actions = None if state["actions"] is None else state["actions"].numpy()
         self._envs.tracker.recorder.load(map(ReplaySample.from_state, state["samples"]))
         if restoration.failures:
             self._actions = None  # they were drawn for another observation
-            self._actor.begin_episodes(np.isin(np.arange(self._envs.num_envs), list(restoration.failures)))
+            restarted = np.isin(np.arange(self._envs.num_envs), list(restoration.failures))
+            self._actor.begin_episodes(restarted)
+            self._lives.begin_episodes(restarted)
         return restoration.failures
 
     def begin_samples(self) -> None:
@@ -172,6 +235,12 @@ class LocalCollector:
         tracker = self._envs.tracker
         if not (tracker.recorder.recording or tracker.out_of_sync):
             tracker.begin_samples(self._envs.state_dict()["states"], self.obs)
+
+
+def make_collector(config: TrainConfig, learner: Learner, envs: VectorEnv) -> LocalCollector:
+    """Return a collector for all envs of a run, in which the learner acts."""
+    actor = learner.make_actor(range(config.num_envs))
+    return LocalCollector(envs, actor, terminal_on_life_loss=config.terminal_on_life_loss)
 
 
 def finished_episodes(infos: dict[str, Any]) -> list[Episode]:

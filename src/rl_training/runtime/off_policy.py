@@ -12,7 +12,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.memory import check_memory
 from rl_training.packing import describe_observations
 from rl_training.runtime.algorithm import AlgorithmSpec
-from rl_training.runtime.collector import LocalCollector, Transition
+from rl_training.runtime.collector import Transition, make_collector
 from rl_training.runtime.plan import Stretch, TrainingPlan, count_events, round_up
 from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.training import ParamsT, define_algorithm
@@ -29,9 +29,17 @@ def off_policy_algorithm(
 
 def add_to_replay(replay: ReplayBuffer, learner: OffPolicyLearner, step: Transition) -> None:
     """Store one step of every env, and add it to the learner's running statistics."""
-    obs, actions, rewards, next_obs, terminated, truncated = step
-    replay.add(obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, dones=terminated, truncated=truncated)
-    learner.normalizer.observe(obs, rewards, terminated | truncated)
+    rewards = learner.normalizer.clip(step.rewards)  # before storing: n-step returns sum what is stored
+    replay.add(
+        obs=step.obs,
+        actions=step.actions,
+        rewards=rewards,
+        next_obs=step.next_obs,
+        dones=step.terminated,
+        truncated=step.truncated,
+        goes_on=step.goes_on,
+    )
+    learner.normalizer.observe(step.obs, rewards, step.terminated | step.truncated)
 
 
 def run_off_policy(session: TrainingSession, learner: OffPolicyLearner, replay: ReplayBuffer) -> None:
@@ -99,7 +107,7 @@ def wire_off_policy(config: TrainConfig, learner: OffPolicyLearner, envs: Vector
     """Connect a learner to envs through a replay buffer."""
     with announced("making room for the replay buffer"):
         replay = build_replay(config, learner)
-    collector = LocalCollector(envs, learner.make_actor(range(config.num_envs)))
+    collector = make_collector(config, learner, envs)
     return TrainingParts(learner, replay, collector, partial(run_off_policy, learner=learner, replay=replay))
 
 

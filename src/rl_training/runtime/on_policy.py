@@ -11,7 +11,7 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.memory import check_memory
 from rl_training.packing import describe_observations
 from rl_training.runtime.algorithm import AlgorithmSpec
-from rl_training.runtime.collector import LocalCollector, Transition
+from rl_training.runtime.collector import Transition, make_collector
 from rl_training.runtime.plan import Stretch, TrainingPlan, count_events, round_up
 from rl_training.runtime.session import TrainingParts, TrainingSession
 from rl_training.runtime.training import ParamsT, define_algorithm
@@ -57,7 +57,7 @@ def add_to_rollout(rollout: RolloutBuffer, step: Transition) -> None:
 def wire_on_policy(config: TrainConfig, learner: OnPolicyLearner, envs: VectorEnv) -> TrainingParts:
     """Connect a learner to envs through a rollout, if that fits into memory."""
     rollout = build_rollout(config, learner)
-    collector = LocalCollector(envs, learner.make_actor(range(config.num_envs)))
+    collector = make_collector(config, learner, envs)
     return TrainingParts(learner, rollout, collector, partial(run_on_policy, learner=learner, rollout=rollout))
 
 

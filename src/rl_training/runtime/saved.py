@@ -10,7 +10,7 @@ from rl_training.runtime.types import MetricDict
 
 SKIPPED_ENV = "skipped_env"
 """The entry of a trainer state that names an env whose running episode is not continued; no checkpoint has it."""
-_COLLECTOR_FIELDS = ("envs", "obs", "actions", "acting", "samples")
+_COLLECTOR_FIELDS = ("envs", "obs", "actions", "acting", "lives", "samples")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,13 @@ class SavedProgress:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "SavedProgress":
         """Read the progress from a checkpoint's trainer state."""
-        older: dict[str, Any] = {"samples": [], "acting": {}, "collected": (0, []), "best_metric": RETURN}
+        older: dict[str, Any] = {
+            "samples": [],
+            "acting": {},
+            "lives": None,
+            "collected": (0, []),
+            "best_metric": RETURN,
+        }
         state = {**older, "best_value": state["best_return"], **state}  # older checkpoints have none of these
         values = {field.name: state[field.name] for field in fields(cls) if field.name != "collector"}
         values["episodes"] = tuple(Episode(*episode) for episode in state["episodes"])
