@@ -113,6 +113,7 @@ _CHANGEABLE_ON_RESUME = (
     "step_timeout",
     "env_restarts",
     "envs_per_worker",
+    "collect_on",
     "tags",
     "trackers",
     "tracker_options",
@@ -169,6 +170,13 @@ class TrainConfig(StrictModel):
     """Number of newest frames in one observation; replay buffers store each frame of bytes once."""
     envs_per_worker: PositiveInt = 1
     """Number of envs in each worker process of `async`."""
+    collectors: PositiveInt = 1
+    """Number of groups into which the envs are divided; each collects its share of an iteration by itself.
+
+    The number affects the last bits of a run, `collect_on` does not.
+    """
+    collect_on: Literal["here", "processes"] = "here"
+    """Where the groups live: in this process, or each in a process of its own."""
     step_timeout: Annotated[Float, Field(gt=0.0, le=86_400.0)] | None = None
     """Seconds after which a step counts as hung. Resets get twelve times as long.
 

@@ -10,6 +10,7 @@ import torch
 from rl_training.envs.guard import EnvCalls
 from rl_training.envs.samples import ReplaySample
 from rl_training.envs.vector.protocol import VectorEnv
+from rl_training.errors import CheckpointError
 from rl_training.policies.acting import Actor
 from rl_training.runtime.types import MetricDict
 
@@ -141,6 +142,7 @@ class LocalCollector:
 
     def restore(self, state: dict[str, Any]) -> dict[int, str]:
         """Continue from `state`; return which envs had to begin a new episode, and why."""
+        check_num_groups(state, 1)
         self._actor.load_state_dict(state["acting"])
         restoration = self._envs.restore(state["envs"], state["obs"].numpy())
         self.obs = restoration.obs
@@ -156,6 +158,15 @@ class LocalCollector:
         tracker = self._envs.tracker
         if not (tracker.recorder.recording or tracker.out_of_sync):
             tracker.begin_samples(self._envs.state_dict()["states"], self.obs)
+
+
+def check_num_groups(state: dict[str, Any], num_groups: int) -> None:
+    """Refuse the state of a run whose envs were divided into another number of groups."""
+    before = len(state.get("groups", [None]))
+    if before != num_groups:
+        raise CheckpointError(
+            f"the checkpoint is of a run with collectors={before}, not {num_groups}: a run keeps its number of groups"
+        )
 
 
 def finished_episodes(infos: dict[str, Any]) -> list[Episode]:

@@ -6,7 +6,7 @@ from typing import Any
 from rl_training.runtime.collector import Episode
 from rl_training.runtime.types import MetricDict
 
-_COLLECTOR_FIELDS = ("envs", "obs", "actions", "acting", "samples")
+_COLLECTOR_FIELDS = ("envs", "obs", "actions", "acting", "samples", "groups")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SavedProgress:
         state = {"samples": [], "acting": {}, **state}  # older checkpoints have neither
         values = {field.name: state[field.name] for field in fields(cls) if field.name != "collector"}
         values["episodes"] = tuple(Episode(*episode) for episode in state["episodes"])
-        return cls(**values, collector={name: state[name] for name in _COLLECTOR_FIELDS})
+        return cls(**values, collector={name: state[name] for name in _COLLECTOR_FIELDS if name in state})
 
     def forked(self) -> "SavedProgress":
         """Return the progress for a new run directory, which has no best checkpoint yet and whose clocks start at 0."""

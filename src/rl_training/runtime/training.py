@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,12 +15,10 @@ from rl_training.envs.factory import (
     check_num_envs,
     has_time_limit,
     make_env,
-    make_vector_env,
     resolve_action_mask,
     resolve_vectorization,
 )
 from rl_training.envs.samples import ReplaySample
-from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.errors import RLTrainingError, TrainingInterrupted
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig, resolve_params, with_resolved_params
@@ -30,7 +28,9 @@ from rl_training.experiment.trackers.opening import check_trackers
 from rl_training.runtime.agents import evaluate_agent, predict_action
 from rl_training.runtime.algorithm import AlgorithmSpec, TrainFn
 from rl_training.runtime.callbacks import CallbackList, Listener
+from rl_training.runtime.collector import Collector
 from rl_training.runtime.exactness import check_replays, find_differences
+from rl_training.runtime.places import LearnerT, open_collector
 from rl_training.runtime.plan import TrainingPlan
 from rl_training.runtime.run_utils import (
     create_training_run,
@@ -48,7 +48,6 @@ from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.watchdog import Watchdog
 
 ParamsT = TypeVar("ParamsT", bound=LearnerParams)
-LearnerT = TypeVar("LearnerT")
 
 _QUICKLY_BUILT = 64  # envs
 
@@ -74,13 +73,13 @@ def define_algorithm(
     name: str,
     params_model: type[ParamsT],
     make_learner: Callable[[ParamsT, LearnerSetup], LearnerT],
-    wire: Callable[[TrainConfig, LearnerT, VectorEnv], TrainingParts],
+    wire: Callable[[TrainConfig, LearnerT, Collector], TrainingParts],
     plan: Callable[[TrainConfig, LearnerT], TrainingPlan],
 ) -> AlgorithmSpec:
     """Define an algorithm by its parameters and its learner, and by the buffer and the loop of its kind.
 
-    `wire` connects a learner to envs; `plan` counts what a run would do, and refuses experience that does not fit into
-    memory.
+    `wire` connects a learner to a collector; `plan` counts what a run would do, and refuses experience that does not
+    fit into memory.
     """
 
     def resolve(config: TrainConfig) -> ParamsT:
@@ -97,13 +96,17 @@ def define_algorithm(
         check_num_envs(config)
         return plan(config, make_learner(resolve(config) if params is None else params, setup))
 
-    def wire_learner(config: TrainConfig, params: ParamsT, envs: VectorEnv) -> TrainingParts:
-        setup = learner_setup(config, envs.single_observation_space, envs.single_action_space)
-        return wire(config, make_learner(params, setup), envs)
+    @contextmanager
+    def open_parts(config: TrainConfig, params: ParamsT) -> Iterator[TrainingParts]:
+        def make(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> LearnerT:
+            return make_learner(params, learner_setup(config, observation_space, action_space))
+
+        with open_collector(config, make) as (learner, collector):
+            yield wire(config, learner, collector)
 
     return AlgorithmSpec(
         name=name,
-        train_fn=_build_train_fn(resolve, wire_learner, make_plan),
+        train_fn=_build_train_fn(resolve, open_parts, make_plan),
         evaluate_fn=evaluate_agent,
         predict_fn=predict_action,
         params_model=params_model,
@@ -147,7 +150,7 @@ def with_resolved_compile(config: TrainConfig, params: LearnerParams) -> TrainCo
 
 def _build_train_fn(
     resolve: Callable[[TrainConfig], ParamsT],
-    wire: Callable[[TrainConfig, ParamsT, VectorEnv], TrainingParts],
+    open_parts: Callable[[TrainConfig, ParamsT], AbstractContextManager[TrainingParts]],
     plan: Callable[[TrainConfig, ParamsT], TrainingPlan],
 ) -> TrainFn:
     """Return the train function of an algorithm. Nothing is written to disk before its parts are wired."""
@@ -173,13 +176,12 @@ def _build_train_fn(
         if config.num_envs > _QUICKLY_BUILT:
             plan(config, params)
         # From the first weight on: the number of threads decides the last bits of a matrix product.
-        with tuned_for_training(config), closing(make_vector_env(config)) as envs:
+        with tuned_for_training(config), open_parts(config, params) as parts:
             limit = _evaluation_limit(config)
             decisions = {"num_threads": threads, "vectorization": vectorization, "action_mask": mask}
             decisions["eval_max_steps"] = limit
             listeners, scheduled = CallbackList(callbacks), params.scheduled_names()
             options = RunOptions(run_suffix, checkpoint_state, listeners, output_dir, lock, decisions, scheduled)
-            parts = wire(config, params, envs)
             with _running_session(config, parts, options) as session:
                 parts.loop(session)
         return session.result()
