@@ -11,9 +11,10 @@ from rl_training.memory import check_memory
 from rl_training.packing import describe_observations
 from rl_training.runtime.algorithm import AlgorithmSpec
 from rl_training.runtime.collector import Collector, Transition
+from rl_training.runtime.learners import ParamsT
 from rl_training.runtime.plan import Stretch, TrainingPlan, count_events, round_up
 from rl_training.runtime.session import TrainingParts, TrainingSession
-from rl_training.runtime.training import ParamsT, define_algorithm
+from rl_training.runtime.training import define_algorithm
 
 
 def on_policy_algorithm(

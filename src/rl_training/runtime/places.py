@@ -8,9 +8,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
-from typing import Any, TypeVar
-
-from gymnasium import spaces
+from typing import Any
 
 from rl_training.algorithms.base import OffPolicyLearner, OnPolicyLearner
 from rl_training.envs.factory import WORKER_STEP_TIMEOUT, check_num_envs, make_env, make_vector_env
@@ -21,34 +19,40 @@ from rl_training.errors import EnvironmentStepError, RLTrainingError, describe_e
 from rl_training.experiment.config import TrainConfig
 from rl_training.runtime.collector import Collector, LocalCollector
 from rl_training.runtime.grouped_collector import GroupedCollector, GroupFailure, Places, split_envs
+from rl_training.runtime.learners import LearnerFactory, LearnerT, ParamsT
 from rl_training.runtime.shares import EnvGroup, Order, RemoteGroup, Share
 
-LearnerT = TypeVar("LearnerT", bound=OnPolicyLearner | OffPolicyLearner)
-MakeLearner = Callable[[spaces.Space[Any], spaces.Space[Any]], LearnerT]
+AnyLearner = OnPolicyLearner | OffPolicyLearner
+MakeGroup = Callable[[Callable[[], None]], RemoteGroup]
+"""Makes a group, given a function to call before every step; it can be sent to other processes."""
 
 _COLLECT = "collect"
 _SILENCE_PATIENCE = 2.0 * RESET_PATIENCE  # step timeouts without a step before a group counts as lost
 
 
 @contextmanager
-def open_collector(config: TrainConfig, make_learner: MakeLearner[LearnerT]) -> Iterator[tuple[LearnerT, Collector]]:
+def open_collector(
+    config: TrainConfig, factory: LearnerFactory[ParamsT, LearnerT]
+) -> Iterator[tuple[LearnerT, Collector]]:
     """Make the learner and, in the place that the config names, what collects its experience."""
     if config.collectors == 1 and config.collect_on == "here":
         with closing(make_vector_env(config)) as envs:
-            learner = make_learner(envs.single_observation_space, envs.single_action_space)
+            learner = factory.build(config, envs.single_observation_space, envs.single_action_space)
             yield learner, LocalCollector(envs, learner.make_actor(range(config.num_envs)))
         return
     check_num_envs(config)
     with closing(make_env(config, 0)) as env:  # raises a clear error for wrong arguments
-        learner = make_learner(env.observation_space, env.action_space)
+        learner = factory.build(config, env.observation_space, env.action_space)
     groups = split_envs(config.num_envs, config.collectors)
-    with closing(_open_places(config, learner, groups)) as places:
+    if config.collect_on == "processes":
+        places: Places = GroupProcesses([partial(RemoteGroup, config, factory, envs) for envs in groups], config)
+    else:
+        places = _open_groups_here(config, learner, groups)
+    with closing(places):
         yield learner, GroupedCollector(places, learner.policy, groups, config.env_restarts)
 
 
-def _open_places(config: TrainConfig, learner: OnPolicyLearner | OffPolicyLearner, groups: Sequence[range]) -> Places:
-    if config.collect_on == "processes":
-        return GroupProcesses(config, groups)
+def _open_groups_here(config: TrainConfig, learner: AnyLearner, groups: Sequence[range]) -> "GroupsHere":
     with ExitStack() as opened:
         made = []
         for envs in groups:
@@ -84,10 +88,9 @@ class GroupsHere:
 class GroupServer:
     """A group in a worker process."""
 
-    def __init__(self, config: TrainConfig, envs: range, steps_taken: Any) -> None:
+    def __init__(self, make_group: MakeGroup, steps_taken: Any) -> None:
         """`steps_taken` is a counter in shared memory."""
-        self._steps_taken = steps_taken
-        self._make_group = partial(RemoteGroup, config, envs, self._count_step)
+        self._make_group, self._steps_taken = make_group, steps_taken
         self._group: RemoteGroup | None = None
 
     def _count_step(self) -> None:
@@ -97,7 +100,7 @@ class GroupServer:
         """Carry out an order and return the encoded share, or a `GroupFailure`."""
         try:
             if self._group is None:
-                self._group = self._make_group()
+                self._group = self._make_group(self._count_step)
             return pack(self._group.collect(command[1]))
         except RLTrainingError as error:  # its message is clear already
             permanent = not isinstance(error, EnvironmentStepError)
@@ -130,9 +133,9 @@ class GroupProcesses:
 
     has_own_policies = True
 
-    def __init__(self, config: TrainConfig, groups: Sequence[range]) -> None:
+    def __init__(self, groups: Sequence[MakeGroup], config: TrainConfig) -> None:
         self.calls: list[EnvCalls] = []  # none in this process
-        self._config, self._groups = config, groups
+        self._groups = groups
         self._seconds = _SILENCE_PATIENCE * (config.step_timeout or WORKER_STEP_TIMEOUT)
         self._steps_taken = [multiprocessing.RawValue(ctypes.c_uint64) for _ in groups]
         self._patience: dict[int, _Patience] = {}
@@ -147,7 +150,7 @@ class GroupProcesses:
             raise
 
     def _start(self, number: int) -> Worker:
-        make_server = partial(GroupServer, self._config, self._groups[number], self._steps_taken[number])
+        make_server = partial(GroupServer, self._groups[number], self._steps_taken[number])
         return Worker(f"collector-{number}", make_server, self._workers)
 
     def send(self, number: int, order: Order) -> None:

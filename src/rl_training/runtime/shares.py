@@ -17,6 +17,7 @@ from rl_training.envs.guard import EnvCalls
 from rl_training.experiment.config import TrainConfig
 from rl_training.policies.base import Array
 from rl_training.runtime.collector import Episode, LocalCollector, Transition
+from rl_training.runtime.learners import LearnerFactory
 from rl_training.runtime.run_utils import limited_threads, tuned_for_training
 from rl_training.runtime.watchdog import Watchdog
 
@@ -149,10 +150,14 @@ def _acting_threads() -> AbstractContextManager[None]:
 class RemoteGroup:
     """A group with envs and a policy of its own, for a process other than the learner's; `close` it at the end."""
 
-    def __init__(self, config: TrainConfig, envs: range, on_progress: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        factory: LearnerFactory[Any, Any],
+        envs: range,
+        on_progress: Callable[[], None],
+    ) -> None:
         """`on_progress` is called before every step."""
-        from rl_training.runtime.registry import get_algorithm_spec  # which imports the users of this module
-
         changes = {"device": "cpu", "num_threads": _ACTING_THREADS, "compile": "off"}
         timeout = config.step_timeout or WORKER_STEP_TIMEOUT
         config = config.model_copy(update={**changes, "step_timeout": timeout})
@@ -161,7 +166,7 @@ class RemoteGroup:
             opened.enter_context(tuned_for_training(config))
             vector_env = opened.enter_context(closing(make_vector_env(config, envs)))
             spaces = vector_env.single_observation_space, vector_env.single_action_space
-            learner: Any = get_algorithm_spec(config.algo).build_learner_fn(config, *spaces)
+            learner = factory.build(config, *spaces)
             collector = LocalCollector(vector_env, learner.make_actor(envs))
             self._group = EnvGroup(collector, envs.start, learner.policy)
             opened.enter_context(Watchdog(config, collector.calls))

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from gymnasium import spaces
+from gymnasium import Space
 
 from rl_training.algorithms.base import LearnerParams, LearnerSetup
 from rl_training.compiling import compiling_pays
@@ -30,14 +30,14 @@ from rl_training.runtime.algorithm import AlgorithmSpec, TrainFn
 from rl_training.runtime.callbacks import CallbackList, Listener
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.exactness import check_replays, find_differences
-from rl_training.runtime.places import LearnerT, open_collector
+from rl_training.runtime.learners import LearnerFactory, LearnerT, ParamsT
+from rl_training.runtime.places import open_collector
 from rl_training.runtime.plan import TrainingPlan
 from rl_training.runtime.run_utils import (
     create_training_run,
     note_resume,
     refusing_misfits,
     reopen_training_run,
-    resolve_device,
     tuned_for_training,
 )
 from rl_training.runtime.saved import ResumeNote, SavedProgress
@@ -46,8 +46,6 @@ from rl_training.runtime.stop_signals import stop_signals
 from rl_training.runtime.threads import resolve_threads
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.watchdog import Watchdog
-
-ParamsT = TypeVar("ParamsT", bound=LearnerParams)
 
 _QUICKLY_BUILT = 64  # envs
 
@@ -85,23 +83,19 @@ def define_algorithm(
     def resolve(config: TrainConfig) -> ParamsT:
         return resolve_learner_params(params_model, config)
 
-    def build_learner(
-        config: TrainConfig, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
-    ) -> Any:
-        return make_learner(resolve(config), learner_setup(config, observation_space, action_space))
+    def build_learner(config: TrainConfig, observation_space: Space[Any], action_space: Space[Any]) -> Any:
+        return LearnerFactory(make_learner, resolve(config)).build(config, observation_space, action_space)
 
     def make_plan(config: TrainConfig, params: ParamsT | None = None) -> TrainingPlan:
+        factory = LearnerFactory(make_learner, resolve(config) if params is None else params)
         with closing(make_env(config, 0)) as env:
-            setup = learner_setup(config, env.observation_space, env.action_space)
+            spaces = env.observation_space, env.action_space
         check_num_envs(config)
-        return plan(config, make_learner(resolve(config) if params is None else params, setup))
+        return plan(config, factory.build(config, *spaces))
 
     @contextmanager
     def open_parts(config: TrainConfig, params: ParamsT) -> Iterator[TrainingParts]:
-        def make(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> LearnerT:
-            return make_learner(params, learner_setup(config, observation_space, action_space))
-
-        with open_collector(config, make) as (learner, collector):
+        with open_collector(config, LearnerFactory(make_learner, params)) as (learner, collector):
             yield wire(config, learner, collector)
 
     return AlgorithmSpec(
@@ -121,22 +115,6 @@ def resolve_learner_params(params_model: type[ParamsT], config: TrainConfig) -> 
     params = resolve_params(params_model, config)
     params.check(config.num_envs)
     return params
-
-
-def learner_setup(
-    config: TrainConfig, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
-) -> LearnerSetup:
-    """Return what a learner for these spaces gets from a run with this config."""
-    described = repr((config.algo, sorted(config.algo_kwargs.items()), observation_space, action_space))
-    return LearnerSetup(
-        observation_space=observation_space,
-        action_space=action_space,
-        device=resolve_device(config.device),
-        seed=config.seed,
-        num_envs=config.num_envs,
-        total_timesteps=config.total_timesteps,
-        compile_as=described if config.compile == "on" else None,
-    )
 
 
 def with_resolved_compile(config: TrainConfig, params: LearnerParams) -> TrainConfig:
