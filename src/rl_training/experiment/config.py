@@ -114,6 +114,8 @@ _CHANGEABLE_ON_RESUME = (
     "env_restarts",
     "envs_per_worker",
     "collect_on",
+    "collector_cpus",
+    "ray_address",
     "tags",
     "trackers",
     "tracker_options",
@@ -175,8 +177,12 @@ class TrainConfig(StrictModel):
 
     The number affects the last bits of a run, `collect_on` does not.
     """
-    collect_on: Literal["here", "processes"] = "here"
-    """Where the groups live: in this process, or each in a process of its own."""
+    collect_on: Literal["here", "processes", "ray"] = "here"
+    """Where the groups live: in this process, each in a process of its own, or each in an actor of a Ray cluster."""
+    collector_cpus: Annotated[Float, Field(gt=0.0, le=1_024.0)] = 1.0
+    """CPUs that Ray reserves for each collector."""
+    ray_address: Name = "local"
+    """The Ray cluster: `local` starts Ray on this machine, `auto` finds the one that runs here, or `host:port`."""
     step_timeout: Annotated[Float, Field(gt=0.0, le=86_400.0)] | None = None
     """Seconds after which a step counts as hung. Resets get twelve times as long.
 

@@ -1,64 +1,29 @@
-"""Where experience is collected: in this process, or in groups of envs here or in processes of their own."""
+"""Places for groups of envs on this machine: this process, or processes of their own."""
 
 import ctypes
 import multiprocessing
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from typing import Any
 
-from rl_training.algorithms.base import OffPolicyLearner, OnPolicyLearner
-from rl_training.envs.factory import WORKER_STEP_TIMEOUT, check_num_envs, make_env, make_vector_env
+from rl_training.envs.factory import WORKER_STEP_TIMEOUT
 from rl_training.envs.guard import RESET_PATIENCE, EnvCalls
 from rl_training.envs.vector.pool import Worker, stop_workers
 from rl_training.envs.vector.serving import SLICE_SECONDS, Command, Countdown, pack
 from rl_training.errors import EnvironmentStepError, RLTrainingError, describe_error
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.collector import Collector, LocalCollector
-from rl_training.runtime.grouped_collector import GroupedCollector, GroupFailure, Places, split_envs
-from rl_training.runtime.learners import LearnerFactory, LearnerT, ParamsT
+from rl_training.runtime.grouped_collector import GroupFailure
 from rl_training.runtime.shares import EnvGroup, Order, RemoteGroup, Share
 
-AnyLearner = OnPolicyLearner | OffPolicyLearner
 MakeGroup = Callable[[Callable[[], None]], RemoteGroup]
 """Makes a group, given a function to call before every step; it can be sent to other processes."""
 
 _COLLECT = "collect"
 _SILENCE_PATIENCE = 2.0 * RESET_PATIENCE  # step timeouts without a step before a group counts as lost
-
-
-@contextmanager
-def open_collector(
-    config: TrainConfig, factory: LearnerFactory[ParamsT, LearnerT]
-) -> Iterator[tuple[LearnerT, Collector]]:
-    """Make the learner and, in the place that the config names, what collects its experience."""
-    if config.collectors == 1 and config.collect_on == "here":
-        with closing(make_vector_env(config)) as envs:
-            learner = factory.build(config, envs.single_observation_space, envs.single_action_space)
-            yield learner, LocalCollector(envs, learner.make_actor(range(config.num_envs)))
-        return
-    check_num_envs(config)
-    with closing(make_env(config, 0)) as env:  # raises a clear error for wrong arguments
-        learner = factory.build(config, env.observation_space, env.action_space)
-    groups = split_envs(config.num_envs, config.collectors)
-    if config.collect_on == "processes":
-        places: Places = GroupProcesses([partial(RemoteGroup, config, factory, envs) for envs in groups], config)
-    else:
-        places = _open_groups_here(config, learner, groups)
-    with closing(places):
-        yield learner, GroupedCollector(places, learner.policy, groups, config.env_restarts)
-
-
-def _open_groups_here(config: TrainConfig, learner: AnyLearner, groups: Sequence[range]) -> "GroupsHere":
-    with ExitStack() as opened:
-        made = []
-        for envs in groups:
-            vector_env = opened.enter_context(closing(make_vector_env(config, envs)))
-            made.append(EnvGroup(LocalCollector(vector_env, learner.make_actor(envs)), envs.start, learner.policy))
-        return GroupsHere(made, opened.pop_all().close)
 
 
 class GroupsHere:
@@ -97,16 +62,20 @@ class GroupServer:
         self._steps_taken.value += 1
 
     def answer(self, command: Command) -> bytes:
-        """Carry out an order and return the encoded share, or a `GroupFailure`."""
+        """Carry out the order of a command, and return the encoded answer."""
+        return pack(self.collect(command[1]))
+
+    def collect(self, order: Order) -> Share | GroupFailure:
+        """Carry out an order, in a new group if there is none yet."""
         try:
             if self._group is None:
                 self._group = self._make_group(self._count_step)
-            return pack(self._group.collect(command[1]))
+            return self._group.collect(order)
         except RLTrainingError as error:  # its message is clear already
             permanent = not isinstance(error, EnvironmentStepError)
-            return pack(GroupFailure(str(error), traceback.format_exc(), permanent))
+            return GroupFailure(str(error), traceback.format_exc(), permanent)
         except Exception as error:
-            return pack(GroupFailure(describe_error(error), traceback.format_exc()))
+            return GroupFailure(describe_error(error), traceback.format_exc())
 
     def close(self) -> None:
         """Close the envs."""
@@ -114,7 +83,12 @@ class GroupServer:
             self._group.close()
 
 
-class _Patience:
+def silence_seconds(config: TrainConfig) -> float:
+    """Return the time without a step after which a group counts as lost."""
+    return _SILENCE_PATIENCE * (config.step_timeout or WORKER_STEP_TIMEOUT)
+
+
+class Patience:
     """Notices that a group takes no steps any more."""
 
     def __init__(self, steps_taken: Any, seconds: float) -> None:
@@ -136,9 +110,9 @@ class GroupProcesses:
     def __init__(self, groups: Sequence[MakeGroup], config: TrainConfig) -> None:
         self.calls: list[EnvCalls] = []  # none in this process
         self._groups = groups
-        self._seconds = _SILENCE_PATIENCE * (config.step_timeout or WORKER_STEP_TIMEOUT)
+        self._seconds = silence_seconds(config)
         self._steps_taken = [multiprocessing.RawValue(ctypes.c_uint64) for _ in groups]
-        self._patience: dict[int, _Patience] = {}
+        self._patience: dict[int, Patience] = {}
         self._workers: list[Worker] = []
         # Runs before multiprocessing waits for its children at exit: a worker that hangs would block it forever.
         self.close = Finalize(self, stop_workers, (self._workers,), exitpriority=10)
@@ -155,7 +129,7 @@ class GroupProcesses:
 
     def send(self, number: int, order: Order) -> None:
         """Send a group its next order."""
-        patience = self._patience[number] = _Patience(self._steps_taken[number], self._seconds)
+        patience = self._patience[number] = Patience(self._steps_taken[number], self._seconds)
         with suppress(OSError):  # the group is gone, which `receive` notices
             self._workers[number].send((_COLLECT, order), patience.countdown)
 

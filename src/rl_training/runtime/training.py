@@ -28,10 +28,10 @@ from rl_training.experiment.trackers.opening import check_trackers
 from rl_training.runtime.agents import evaluate_agent, predict_action
 from rl_training.runtime.algorithm import AlgorithmSpec, TrainFn
 from rl_training.runtime.callbacks import CallbackList, Listener
+from rl_training.runtime.collecting import open_collector
 from rl_training.runtime.collector import Collector
 from rl_training.runtime.exactness import check_replays, find_differences
 from rl_training.runtime.learners import LearnerFactory, LearnerT, ParamsT
-from rl_training.runtime.places import open_collector
 from rl_training.runtime.plan import TrainingPlan
 from rl_training.runtime.run_utils import (
     create_training_run,
