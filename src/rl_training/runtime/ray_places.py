@@ -1,7 +1,13 @@
 """Groups of envs on a Ray cluster, one actor each. Ray is imported only when a run asks for it."""
 
+import pickle
+import signal
+import socket
+import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,13 +15,14 @@ from rl_training.envs.guard import EnvCalls
 from rl_training.envs.vector.serving import SLICE_SECONDS
 from rl_training.errors import ConfigError, describe_error
 from rl_training.experiment.config import TrainConfig
+from rl_training.interpreters import module_places
 from rl_training.runtime.grouped_collector import GroupFailure
 from rl_training.runtime.places import GroupServer, MakeGroup, Patience, silence_seconds
 from rl_training.runtime.shares import Order, Share, Weights
 
 _OBJECT_STORE_BYTES = 512 * 2**20  # of a local Ray, which would take a third of the memory by itself
+_CONNECT_SECONDS = 5.0
 _PROGRESS = "progress"
-_PROGRESS_SECONDS = 1.0
 
 
 def import_ray() -> Any:
@@ -39,7 +46,8 @@ def connect(address: str) -> tuple[Any, bool]:
     if address == "local":
         options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
     try:
-        with warnings.catch_warnings():
+        _check_reachable(address)
+        with warnings.catch_warnings(), _keeping_signal_handler():
             warnings.simplefilter("ignore")  # advice about Ray's own future defaults
             ray.init(address=address, **options)
     except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError) as error:
@@ -50,12 +58,34 @@ def connect(address: str) -> tuple[Any, bool]:
     return ray, True
 
 
+def _check_reachable(address: str) -> None:
+    """Raise `OSError` if nobody listens at `host:port`; Ray would try again and again for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+
+
+@contextmanager
+def _keeping_signal_handler() -> Iterator[None]:
+    """Keep the handler of SIGTERM inside the context, where Ray installs its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class GroupActor:
     """A group in an actor: what a worker process serves, and the number of steps it has taken."""
 
-    def __init__(self, make_group: MakeGroup) -> None:
+    def __init__(self, pickled_group: bytes, places: Sequence[str]) -> None:
+        """`pickled_group` is a `MakeGroup`; its modules may lie in `places`, where the driver finds modules."""
+        sys.path += [place for place in places if place not in sys.path]
         self._counter = SimpleNamespace(value=0)
-        self._server = GroupServer(make_group, self._counter)
+        self._server = GroupServer(pickle.loads(pickled_group), self._counter)
 
     def collect(self, order: Order, weights: Weights | None) -> Share | GroupFailure:
         """Carry out an order with these weights."""
@@ -84,10 +114,13 @@ class GroupsOnRay:
         self._supervision: dict[int, _Supervision] = {}
         try:
             self._check_resources(len(groups) * config.collector_cpus)
-            self._actors = [self._actor_class.remote(make_group) for make_group in groups]
+            self._actors = [self._make_actor(make_group) for make_group in groups]
         except BaseException:
             self._disconnect()
             raise
+
+    def _make_actor(self, make_group: MakeGroup) -> Any:
+        return self._actor_class.remote(pickle.dumps(make_group), module_places())
 
     def _check_resources(self, cpus: float) -> None:
         """Refuse more actors than the cluster has cores for: they would wait forever."""
@@ -127,7 +160,7 @@ class GroupsOnRay:
     def replace(self, number: int) -> None:
         """Make a new actor for a group, wherever there is room."""
         self._ray.kill(self._actors[number])
-        self._actors[number] = self._actor_class.remote(self._groups[number])
+        self._actors[number] = self._make_actor(self._groups[number])
 
     def close(self) -> None:
         """End all actors, and Ray itself if this object has started it or connected to it."""
