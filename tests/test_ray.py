@@ -1,4 +1,4 @@
-"""Collectors on a real Ray cluster of three nodes on this machine: equal weights, also when actors and nodes are lost."""
+"""Collectors on a Ray cluster of three nodes on this machine: equal weights, also when actors and nodes are lost."""
 
 import builtins
 from collections.abc import Iterator
@@ -97,7 +97,7 @@ def test_more_collectors_than_the_cluster_has_cpus_are_refused(make_config: Make
 
 
 def test_a_cluster_that_is_not_there_is_named(make_config: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match="ray_address='127.0.0.1:1': there is no Ray cluster"):
+    with pytest.raises(ConfigError, match=r"ray_address='127\.0\.0\.1:1': there is no Ray cluster"):
         train(make_config(collectors=2, collect_on="ray", ray_address="127.0.0.1:1"))
 
 
