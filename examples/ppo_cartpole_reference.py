@@ -14,8 +14,8 @@ from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.experiment.config import TrainConfig, resolve_params
 from rl_training.policies.acting import Actor
 from rl_training.policies.base import Array
+from rl_training.runtime.learners import learner_setup
 from rl_training.runtime.on_policy import build_rollout
-from rl_training.runtime.training import learner_setup
 
 
 def collect(envs: VectorEnv, actor: Actor, rollout: RolloutBuffer, obs: Array, step: int) -> tuple[Array, list[float]]:

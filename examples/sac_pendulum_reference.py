@@ -9,8 +9,8 @@ from reference import run
 from rl_training.algorithms.sac import SACLearner, SACParams
 from rl_training.envs.factory import make_vector_env
 from rl_training.experiment.config import TrainConfig, resolve_params
+from rl_training.runtime.learners import learner_setup
 from rl_training.runtime.off_policy import build_replay, updates_owed
-from rl_training.runtime.training import learner_setup
 
 
 def train(config: TrainConfig) -> SACLearner:

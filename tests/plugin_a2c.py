@@ -71,6 +71,7 @@ class A2CLearner:
         metrics = self.apply(GradientStep("gradient step", batch, {"learning_rate": learning_rate}))
         self.policy.params.sync_host()
         self.policy.encoder.observe(rollout.obs.flatten(0, 1).numpy())
+        self.policy.encoder.refresh()
         return UpdateResult(dict(zip(METRICS, metrics, strict=True)), num_gradient_steps=1)
 
     def _gradients(self, networks: Networks, batch: Batch, settings: Settings) -> LossGradients:

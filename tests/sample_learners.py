@@ -8,7 +8,8 @@ from rl_training.algorithms.dqn import DQNLearner, DQNParams
 from rl_training.algorithms.ppo import PPOLearner, PPOParams
 from rl_training.algorithms.sac import SACLearner, SACParams
 from rl_training.experiment.config import TrainConfig
-from rl_training.runtime.training import learner_setup, resolve_learner_params
+from rl_training.runtime.learners import learner_setup
+from rl_training.runtime.training import resolve_learner_params
 
 AnySpace = spaces.Space[Any]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import TimeLimit
 
-from rl_training.envs.access import EnvAccess
+from rl_training.envs.access import VectorEnvAccess
 from rl_training.envs.changes import ChangeLog, EnvChange
 from rl_training.envs.replay_check import sample_difference
 from rl_training.envs.restore import same_values
@@ -58,7 +58,7 @@ def in_workers(kind: type[gymnasium.Env[Any, Any]] = chaos_envs.LevelWalk) -> As
 
 def change(envs: VectorEnv, step: int) -> None:
     """Change the envs at some steps, as a callback would, in the middle of episodes of different lengths."""
-    access = EnvAccess(envs)
+    access = VectorEnvAccess(envs)
     if step % 7 == 3:
         access.set_attr("winds", np.array([0.5, step]))
         access.call("blow")
@@ -71,7 +71,7 @@ def change(envs: VectorEnv, step: int) -> None:
 def bend(envs: VectorEnv, step: int) -> None:
     """Change a CartPole at some steps."""
     if step % 9 == 4:
-        EnvAccess(envs).set_attr("gravity", 9.8 + step)
+        VectorEnvAccess(envs).set_attr("gravity", 9.8 + step)
 
 
 Change = Callable[[VectorEnv, int], None]
@@ -144,7 +144,7 @@ def test_restored_envs_have_the_changes_and_go_on_alike(make: Callable[[], Vecto
             straight.reset(options={"reset_mask": ended})
         names = ("gravity",) if make is native else ("level", "winds")
         for name in names:
-            assert same_values(EnvAccess(restored).get_attr(name), EnvAccess(straight).get_attr(name))
+            assert same_values(VectorEnvAccess(restored).get_attr(name), VectorEnvAccess(straight).get_attr(name))
         assert same_values(go_on(restored, range(50, 80), changes), go_on(straight, range(50, 80), changes))
 
 
@@ -160,7 +160,7 @@ def test_envs_that_had_ended_begin_with_the_changes(make: Callable[[], VectorEnv
         while not straight.tracker.ended.any():
             obs, *_ = straight.step(np.ones(NUM_ENVS, np.int64))
         restored.restore(straight.state_dict(), obs)
-        assert EnvAccess(restored).get_attr("level") == [5.0] * NUM_ENVS
+        assert VectorEnvAccess(restored).get_attr("level") == [5.0] * NUM_ENVS
 
 
 def record(change: Change) -> ReplaySample:
@@ -210,7 +210,7 @@ def test_the_newest_value_of_an_attribute_is_kept_and_calls_keep_their_order() -
 def test_what_cannot_be_read_or_changed_is_refused_before_anything_changes(make: Callable[[], VectorEnv]) -> None:
     with closing(make()) as envs:
         envs.reset()
-        access = EnvAccess(envs)
+        access = VectorEnvAccess(envs)
         with pytest.raises(ConfigError, match=r"env 0: SavedWalk has no attribute 'levle'; did you mean 'level'\?"):
             access.set_attr("levle", 3)
         with pytest.raises(ConfigError, match=r"env 0: SavedWalk has no attribute 'difficulty'$"):
@@ -231,14 +231,14 @@ def test_values_are_copied_and_keep_their_kinds() -> None:
     given: dict[str, Any] = {"pair": (1, 2.5), "list": [np.float32(0.5)], "array": np.arange(3)}
     with closing(in_process()) as envs:
         envs.reset()
-        access = EnvAccess(envs)
+        access = VectorEnvAccess(envs)
         access.set_attr("winds", given)
         given["list"].append(1)
         access.get_attr("winds")[0]["array"][0] = 9
         state = unpack(pack(envs.state_dict()), "a test")
         with closing(in_process()) as others:
             others.restore(state, envs.reset()[0])
-            for got in (*access.get_attr("winds"), *EnvAccess(others).get_attr("winds")):
+            for got in (*access.get_attr("winds"), *VectorEnvAccess(others).get_attr("winds")):
                 assert (got["pair"], got["list"], got["array"].tolist()) == ((1, 2.5), [0.5], [0, 1, 2])
 
 
@@ -248,10 +248,10 @@ def test_a_method_that_fails_leaves_the_state_before_it() -> None:
         with pytest.raises(
             EnvironmentStepError, match=r"env 0, episode 0 \(seed \d+\), a callback after step 0: OSError"
         ):
-            EnvAccess(envs).call("fail")
+            VectorEnvAccess(envs).call("fail")
         assert envs.tracker.changes == [ChangeLog()] * NUM_ENVS
         with pytest.raises(TrainingStateError, match="failed halfway"):
-            EnvAccess(envs).set_attr("level", 1.0)
+            VectorEnvAccess(envs).set_attr("level", 1.0)
         with pytest.raises(TrainingStateError, match="failed halfway"):
             envs.step(np.zeros(NUM_ENVS, np.int64))
 
@@ -260,14 +260,14 @@ def test_a_method_may_not_return_an_object() -> None:
     with closing(in_process(SavedWalk)) as envs:
         envs.reset()
         with pytest.raises(ConfigError, match=r"itself\(\) returned a SavedWalk: only plain values"):
-            EnvAccess(envs).call("itself")
+            VectorEnvAccess(envs).call("itself")
         assert envs.tracker.changes[0].num_calls == 1
 
 
 def test_many_calls_are_warned_of_once() -> None:
     with closing(in_process()) as envs:
         envs.reset()
-        access = EnvAccess(envs)
+        access = VectorEnvAccess(envs)
         for _ in range(998):
             envs.tracker.finish_change(EnvChange("blow", (), {}))
         access.call("blow")

@@ -29,10 +29,23 @@ def test_merged_moments_equal_those_of_all_data_at_once() -> None:
 def test_features_are_normalised_alike_in_numpy_and_torch_and_clipped() -> None:
     normalizer = FeatureNormalizer(2, enabled=True)
     normalizer.update(np.array([[0.0, 10.0], [2.0, 30.0]], np.float32))  # means 1, 20; deviations 1, 10
+    normalizer.refresh()
     features = np.array([[1.0, 20.0], [3.0, 0.0], [1000.0, -1000.0]], np.float32)
     expected = [[0.0, 0.0], [2.0, -2.0], [10.0, -10.0]]
     assert normalizer.apply_array(features).tolist() == pytest.approx(np.array(expected), abs=1e-5)
     assert normalizer.apply_tensor(torch.from_numpy(features)).numpy() == pytest.approx(np.array(expected), abs=1e-5)
+
+
+def test_new_statistics_apply_from_the_next_refresh_on_also_after_a_reload() -> None:
+    normalizer, reloaded = FeatureNormalizer(1, enabled=True), FeatureNormalizer(1, enabled=True)
+    seen = np.array([[4.0]], np.float32)
+    before = normalizer.apply_array(seen)
+    normalizer.update(np.array([[0.0], [4.0]], np.float32))  # mean 2, deviation 2
+    reloaded.load_state_dict(normalizer.state_dict())
+    for each in (normalizer, reloaded):
+        assert each.apply_array(seen) == before
+        each.refresh()
+        assert each.apply_array(seen) == pytest.approx(1.0)
 
 
 def test_switched_off_everything_passes_through() -> None:

@@ -117,7 +117,7 @@ def test_the_reward_scale_restarts_with_the_episode_at_a_time_limit_too(make_con
     )
     envs = make_vector_env(config)
     learner = build_dqn_learner(config, envs.single_observation_space, envs.single_action_space)
-    parts = wire_off_policy(config, learner, envs)
+    parts = wire_off_policy(config, learner, LocalCollector(envs, learner.make_actor(range(config.num_envs))))
     replay: Any = parts.buffer
     parts.collector.start()
     parts.collector.collect(partial(add_to_replay, replay, learner), range(9), lambda: False)
@@ -151,7 +151,7 @@ def test_stored_transitions_are_exactly_those_the_envs_took(make_config: MakeCon
     config = make_config(algo="dqn", env_id="tests/Counting-v0", num_envs=2, env_kwargs={"ending": "truncated"})
     envs = make_vector_env(config)
     learner = build_dqn_learner(config, envs.single_observation_space, envs.single_action_space)
-    parts = wire_off_policy(config, learner, envs)
+    parts = wire_off_policy(config, learner, LocalCollector(envs, learner.make_actor(range(config.num_envs))))
     replay: Any = parts.buffer
     parts.collector.start()
     parts.collector.collect(partial(add_to_replay, replay, learner), range(0, 14, 2), lambda: False)

@@ -151,6 +151,7 @@ def test_only_vectors_are_normalised() -> None:
     camera = np.full((8, 8, 3), 51, np.uint8)
     rows = np.stack([packed.pack({"a": 1, "b": np.array([b], np.float32), "c": camera}) for b in (0.0, 20.0)])
     encoder.observe(rows)
+    encoder.refresh()
     features = encoder.encode_array(rows)
     assert features[:, 0] == pytest.approx([-1.0, 1.0])
     assert features[:, 1:3].tolist() == [[0.0, 1.0]] * 2

@@ -26,5 +26,9 @@ def start_fork_server(start_method: str) -> None:
 
 def isolated_command(code: str, arguments: Sequence[str]) -> list[str]:
     """Build a command that runs `code` in a Python that finds modules exactly where this one does."""
-    places = [str(Path(place).absolute()) for place in sys.path if place]
-    return [sys.executable, "-I", "-c", f"import sys; sys.path[:] = {places!r}; {code}", *arguments]
+    return [sys.executable, "-I", "-c", f"import sys; sys.path[:] = {module_places()!r}; {code}", *arguments]
+
+
+def module_places() -> list[str]:
+    """Return the directories in which this process finds modules."""
+    return [str(Path(place).absolute()) for place in sys.path if place]

@@ -320,9 +320,13 @@ class ExperienceNormalizer:
         return np.sign(rewards) if self._clips_rewards else rewards
 
     def observe(self, obs: Array, rewards: Array, ended: Array) -> None:
-        """Update the running statistics with one step of every env."""
+        """Update the running statistics with one step of every env; those of observations apply after `refresh`."""
         self._encoder.observe(obs)
         self.rewards.update(rewards[None], ended[None])
+
+    def refresh(self) -> None:
+        """Normalise observations by the newest statistics from now on."""
+        self._encoder.refresh()
 
     def prepare(self, batch: Batch, device: torch.device) -> Batch:
         """Move a replayed batch to the learner's device, encode its observations and normalise its rewards."""

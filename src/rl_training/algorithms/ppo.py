@@ -254,6 +254,7 @@ class PPOLearner:
         self.policy.params.sync_host()
         # Only now: while a rollout is collected, scored and learnt from, an observation means the same features.
         self.policy.encoder.observe(rollout.obs.flatten(0, 1).cpu().numpy())
+        self.policy.encoder.refresh()
         metrics = mean_metrics((*LOSS_METRICS, "grad_norm"), applied)
         metrics |= {"learning_rate": learning_rate, "clip_range": clip_coef}
         metrics["explained_variance"] = explained_variance(rollout.values, rollout.returns)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from gymnasium import Space
 
@@ -12,11 +12,36 @@ from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.errors import ConfigError
 
 
-class EnvAccess:
+class EnvAccess(Protocol):
     """Reads and changes attributes of all training envs, and calls their methods, through all wrappers.
 
     Changes are recorded: an env that is restored gets them again, in the same order and at the same steps.
     """
+
+    @property
+    def num_envs(self) -> int:
+        """The number of envs."""
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        """The observation space of one env, as the policy sees it."""
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """The action space of one env, as the policy sees it."""
+
+    def get_attr(self, name: str) -> list[Any]:
+        """Return the value of an attribute, one per env; it must be plain values or arrays."""
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set an attribute of all envs that they already have, at once and for all later episodes."""
+
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of all envs, and return what it returned, one value per env."""
+
+
+class VectorEnvAccess:
+    """Access to the envs of a vector env."""
 
     def __init__(self, envs: VectorEnv) -> None:
         self._envs = envs

@@ -40,7 +40,7 @@ def choose_vectorization(config: TrainConfig, make_env: Callable[[], AnyEnv]) ->
     The env is timed in a process of its own. One that fails or hangs there is left to the run, which names the step and
     saves its state.
     """
-    cores, count = available_cores(), config.num_envs
+    cores, count = available_cores(), math.ceil(config.num_envs / config.collectors)
     if count == 1:
         return Vectorization("sync", 1, "one env")
     if not forks():
@@ -54,7 +54,7 @@ def choose_vectorization(config: TrainConfig, make_env: Callable[[], AnyEnv]) ->
     vector_seconds = {"sync": count * (seconds + _SYNC_OVERHEAD_SECONDS)}
     if _can_be_native(config):
         vector_seconds["native"] = _NATIVE_STEP_SECONDS
-    if cores > 1:
+    if cores > 1 and config.collect_on == "here":  # otherwise, a group is a process of its own
         vector_seconds["async"] = per_worker * seconds + _ASYNC_OVERHEAD_SECONDS
     fastest = min(vector_seconds, key=lambda kind: vector_seconds[kind])
     if vector_seconds[fastest] * _MIN_SPEEDUP > vector_seconds["sync"]:

@@ -23,7 +23,7 @@ from rl_training.envs.vector.native import SeededCartPole
 from rl_training.envs.vector.process import AsyncEpisodeVectorEnv
 from rl_training.envs.vector.protocol import BatchedEnv, EnvFactory, VectorEnv
 from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
-from rl_training.errors import EnvironmentSetupError, EnvironmentStepError, describe_error
+from rl_training.errors import ConfigError, EnvironmentSetupError, EnvironmentStepError, describe_error
 from rl_training.experiment.config import TrainConfig, env_code
 from rl_training.limits import check_open_files, check_processes
 from rl_training.memory import check_memory
@@ -202,6 +202,7 @@ class AnnouncedFactory:
 
 def check_num_envs(config: TrainConfig) -> None:
     """Refuse more envs than memory, processes or open files allow, before they are built."""
+    _check_collectors(config)
     remedy = f"lower num_envs={config.num_envs}"
     if config.vectorization == "async":
         workers = -(-config.num_envs // config.envs_per_worker)
@@ -210,6 +211,15 @@ def check_num_envs(config: TrainConfig) -> None:
         check_open_files(_FILES_PER_WORKER * workers, purpose, remedy)
     if config.num_envs > _MAX_UNMEASURED_ENVS:
         check_memory(_vector_bytes(config), remedy)
+
+
+def _check_collectors(config: TrainConfig) -> None:
+    if config.collectors > config.num_envs:
+        raise ConfigError(f"collectors={config.collectors}: at most one per env, and num_envs={config.num_envs}")
+    if config.collect_on != "here" and config.vectorization == "async":
+        raise ConfigError(
+            f"vectorization='async': with collect_on={config.collect_on!r}, each collector steps its own envs; use auto"
+        )
 
 
 def _vector_bytes(config: TrainConfig) -> int:

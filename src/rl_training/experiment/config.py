@@ -131,6 +131,9 @@ _CHANGEABLE_ON_RESUME = (
     "step_timeout",
     "env_restarts",
     "envs_per_worker",
+    "collect_on",
+    "collector_cpus",
+    "ray_address",
     "tags",
     "trackers",
     "tracker_options",
@@ -201,6 +204,17 @@ class TrainConfig(StrictModel):
     """Whether a lost life (`info["lives"]`) counts as a termination for the learner, although the episode goes on."""
     envs_per_worker: PositiveInt = 1
     """Number of envs in each worker process of `async`."""
+    collectors: PositiveInt = 1
+    """Number of groups into which the envs are divided; each collects its share of an iteration by itself.
+
+    The number affects the last bits of a run, `collect_on` does not.
+    """
+    collect_on: Literal["here", "processes", "ray"] = "here"
+    """Where the groups live: in this process, each in a process of its own, or each in an actor of a Ray cluster."""
+    collector_cpus: Annotated[Float, Field(gt=0.0, le=1_024.0)] = 1.0
+    """CPUs that Ray reserves for each collector."""
+    ray_address: Name = "local"
+    """The Ray cluster: `local` starts Ray on this machine, `auto` finds the one that runs here, or `host:port`."""
     step_timeout: Annotated[Float, Field(gt=0.0, le=86_400.0)] | None = None
     """Seconds after which a step counts as hung. Resets get twelve times as long.
 

@@ -55,17 +55,20 @@ class RunningMoments:
 
 
 class FeatureNormalizer:
-    """Features to mean 0 and deviation 1, the same in NumPy and torch; `update` moves it, using it does not.
+    """Features to mean 0 and deviation 1, the same in NumPy and torch.
 
-    Switched off, it passes everything through.
+    New statistics apply from the next `refresh` on, so that an observation means the same features during a whole
+    iteration, wherever it is seen. Switched off, the normalizer passes everything through.
     """
 
     def __init__(self, size: int, *, enabled: bool) -> None:
         self.enabled = enabled
         self.moments = RunningMoments((size,))
-        self._refresh()
+        self.refresh()
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Apply the newest statistics from now on."""
+        self._is_fresh = True
         self.mean = self.moments.mean.astype(np.float32)
         self.scale = (1.0 / np.sqrt(self.moments.variance + _EPSILON)).astype(np.float32)
 
@@ -73,7 +76,7 @@ class FeatureNormalizer:
         """Update the statistics with raw features [item, size]."""
         if self.enabled:
             self.moments.update(features)
-            self._refresh()
+            self._is_fresh = False
 
     def apply_array(self, features: Array) -> Array:
         """Return normalised and clipped features."""
@@ -90,13 +93,19 @@ class FeatureNormalizer:
         return ((features - mean) * scale).clamp(-CLIP, CLIP)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the moments."""
-        return self.moments.state_dict()
+        """Return the moments, and what is applied now if that is older."""
+        if self._is_fresh:
+            return self.moments.state_dict()
+        applied = {"mean": torch.tensor(self.mean), "scale": torch.tensor(self.scale)}
+        return {**self.moments.state_dict(), "applied": applied}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self.moments.load_state_dict(state)
-        self._refresh()
+        self.refresh()
+        if "applied" in state:
+            self._is_fresh = False
+            self.mean, self.scale = (state["applied"][name].numpy().copy() for name in ("mean", "scale"))
 
 
 class RewardNormalizer:
@@ -247,9 +256,13 @@ class Encoder:
         self.normalizer = FeatureNormalizer(self.num_vector, enabled=normalize and self.num_vector > 0)
 
     def observe(self, obs: Array) -> None:
-        """Let the running normalisation take in observations [batch, ...], if it is on."""
+        """Let the running normalisation take in observations [batch, ...], if it is on; `refresh` applies it."""
         if self.normalizer.enabled:
             self.normalizer.update(self._features(obs)[:, : self.num_vector])
+
+    def refresh(self) -> None:
+        """Normalise with all observations taken in so far from now on."""
+        self.normalizer.refresh()
 
     def encode_array(self, obs: Array) -> Array:
         """Return features [batch, size] of observations [batch, ...]."""

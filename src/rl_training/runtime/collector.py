@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from rl_training.algorithms.base import Learner
-from rl_training.envs.access import EnvAccess
-from rl_training.envs.episodes import BoolArray
+from rl_training.envs.access import EnvAccess, VectorEnvAccess
+from rl_training.envs.episodes import BoolArray, skip_episode
 from rl_training.envs.guard import EnvCalls
 from rl_training.envs.reports import average_numbers
 from rl_training.envs.samples import ReplaySample
 from rl_training.envs.vector.protocol import VectorEnv
-from rl_training.errors import EnvironmentSetupError
+from rl_training.errors import CheckpointError, EnvironmentSetupError
 from rl_training.experiment.config import TrainConfig
 from rl_training.policies.acting import Actor
 from rl_training.runtime.types import MetricDict
@@ -155,7 +155,7 @@ class LocalCollector:
         self._nowhere = np.zeros(envs.num_envs, np.bool_)
         self.obs: Any = None
         self.calls = envs.calls
-        self.env = EnvAccess(envs)
+        self.env: EnvAccess = VectorEnvAccess(envs)
         self._actions: Any = None  # drawn for `obs` and not taken yet: a step that failed is taken again as it was
         self._num_env_steps = 0
         self._episodes: list[Episode] = []
@@ -217,6 +217,7 @@ class LocalCollector:
 
     def restore(self, state: dict[str, Any]) -> dict[int, str]:
         """Continue from `state`; return which envs had to begin a new episode, and why."""
+        check_num_groups(state, 1)
         self._actor.load_state_dict(state["acting"])
         self._lives.load_state_dict(state["lives"])
         restoration = self._envs.restore(state["envs"], state["obs"].numpy())
@@ -238,9 +239,36 @@ class LocalCollector:
 
 
 def make_collector(config: TrainConfig, learner: Learner, envs: VectorEnv) -> LocalCollector:
-    """Return a collector for all envs of a run, in which the learner acts."""
-    actor = learner.make_actor(range(config.num_envs))
+    """Return a collector for these envs of a run, in which the learner acts."""
+    first = envs.tracker.first_env
+    actor = learner.make_actor(range(first, first + envs.num_envs))
     return LocalCollector(envs, actor, terminal_on_life_loss=config.terminal_on_life_loss)
+
+
+def group_states(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the states of the groups that a collector's state consists of; one if the envs are not divided."""
+    return list(state.get("groups", [state]))
+
+
+def check_num_groups(state: dict[str, Any], num_groups: int) -> None:
+    """Refuse the state of a run whose envs were divided into another number of groups."""
+    before = len(group_states(state))
+    if before != num_groups:
+        raise CheckpointError(
+            f"the checkpoint is of a run with collectors={before}, not {num_groups}: a run keeps its number of groups"
+        )
+
+
+def without_episode(state: dict[str, Any], env: int) -> dict[str, Any]:
+    """Return a collector's state with which an env begins another episode when it is restored."""
+    groups, first = group_states(state), 0
+    for number, group in enumerate(groups):
+        size = len(group["envs"]["seeds"])
+        if env < first + size:
+            groups[number] = {**group, "envs": skip_episode(group["envs"], env - first)}
+            break
+        first += size
+    return {**state, "groups": groups} if "groups" in state else groups[0]
 
 
 def finished_episodes(infos: dict[str, Any]) -> list[Episode]:

@@ -65,7 +65,8 @@ def _compile_changes(config: TrainConfig, metadata: Mapping[str, Any]) -> list[s
 
 def _draw_changes(saved: CheckpointState) -> list[str]:
     """Report an older checkpoint, from a run in which all envs drew their actions from one generator."""
-    return [] if "acting" in saved.trainer_state else ["actions are drawn differently since this checkpoint was saved"]
+    known = saved.trainer_state.keys() & {"acting", "groups"}
+    return [] if known else ["actions are drawn differently since this checkpoint was saved"]
 
 
 def _budget_changes(config: TrainConfig, saved: CheckpointState, scheduled: Sequence[str]) -> list[str]:

@@ -7,15 +7,15 @@ from torch import Tensor
 
 from rl_training.algorithms.base import LearnerSetup, OffPolicyLearner, OffPolicyParams
 from rl_training.data.replay_buffer import ReplayBuffer, transition_bytes
-from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import check_memory
 from rl_training.packing import describe_observations
 from rl_training.runtime.algorithm import AlgorithmSpec
-from rl_training.runtime.collector import Transition, make_collector
+from rl_training.runtime.collector import Collector, Transition
+from rl_training.runtime.learners import ParamsT
 from rl_training.runtime.plan import Stretch, TrainingPlan, count_events, round_up
 from rl_training.runtime.session import TrainingParts, TrainingSession
-from rl_training.runtime.training import ParamsT, define_algorithm
+from rl_training.runtime.training import define_algorithm
 from rl_training.streams import make_stream
 from rl_training.waits import announced
 
@@ -51,6 +51,7 @@ def run_off_policy(session: TrainingSession, learner: OffPolicyLearner, replay: 
         now = session.state.global_step
         if now < until:
             return
+        learner.normalizer.refresh()
         owed = updates_owed(learner.params, before, now)
         if owed:
             undo = _undo_of_update(learner, replay) if session.may_compile else None
@@ -103,11 +104,10 @@ def build_replay(config: TrainConfig, learner: OffPolicyLearner) -> ReplayBuffer
     )
 
 
-def wire_off_policy(config: TrainConfig, learner: OffPolicyLearner, envs: VectorEnv) -> TrainingParts:
-    """Connect a learner to envs through a replay buffer."""
+def wire_off_policy(config: TrainConfig, learner: OffPolicyLearner, collector: Collector) -> TrainingParts:
+    """Connect a learner to a collector through a replay buffer."""
     with announced("making room for the replay buffer"):
         replay = build_replay(config, learner)
-    collector = make_collector(config, learner, envs)
     return TrainingParts(learner, replay, collector, partial(run_off_policy, learner=learner, replay=replay))
 
 

@@ -6,15 +6,15 @@ from functools import partial
 
 from rl_training.algorithms.base import LearnerSetup, OnPolicyLearner, OnPolicyParams, UpdateResult
 from rl_training.data.rollout_buffer import RolloutBuffer
-from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.experiment.config import TrainConfig
 from rl_training.memory import check_memory
 from rl_training.packing import describe_observations
 from rl_training.runtime.algorithm import AlgorithmSpec
-from rl_training.runtime.collector import Transition, make_collector
+from rl_training.runtime.collector import Collector, Transition
+from rl_training.runtime.learners import ParamsT
 from rl_training.runtime.plan import Stretch, TrainingPlan, count_events, round_up
 from rl_training.runtime.session import TrainingParts, TrainingSession
-from rl_training.runtime.training import ParamsT, define_algorithm
+from rl_training.runtime.training import define_algorithm
 
 
 def on_policy_algorithm(
@@ -54,10 +54,9 @@ def add_to_rollout(rollout: RolloutBuffer, step: Transition) -> None:
     )
 
 
-def wire_on_policy(config: TrainConfig, learner: OnPolicyLearner, envs: VectorEnv) -> TrainingParts:
-    """Connect a learner to envs through a rollout, if that fits into memory."""
+def wire_on_policy(config: TrainConfig, learner: OnPolicyLearner, collector: Collector) -> TrainingParts:
+    """Connect a learner to a collector through a rollout, if that fits into memory."""
     rollout = build_rollout(config, learner)
-    collector = make_collector(config, learner, envs)
     return TrainingParts(learner, rollout, collector, partial(run_on_policy, learner=learner, rollout=rollout))
 
 

@@ -10,7 +10,7 @@ from rl_training.runtime.types import MetricDict
 
 SKIPPED_ENV = "skipped_env"
 """The entry of a trainer state that names an env whose running episode is not continued; no checkpoint has it."""
-_COLLECTOR_FIELDS = ("envs", "obs", "actions", "acting", "lives", "samples")
+_COLLECTOR_FIELDS = ("envs", "obs", "actions", "acting", "lives", "samples", "groups")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SavedProgress:
         values["episodes"] = tuple(Episode(*episode) for episode in state["episodes"])
         num_env_steps, episodes = state["collected"]
         values["collected"] = (num_env_steps, tuple(Episode(*episode) for episode in episodes))
-        return cls(**values, collector={name: state[name] for name in _COLLECTOR_FIELDS})
+        return cls(**values, collector={name: state[name] for name in _COLLECTOR_FIELDS if name in state})
 
     def forked(self) -> "SavedProgress":
         """Return the progress for a new run directory, which has no best checkpoint yet and whose clocks start at 0."""

@@ -2,26 +2,23 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from gymnasium import spaces
+from gymnasium import Space
 
 from rl_training.algorithms.base import LearnerParams, LearnerSetup
 from rl_training.compiling import compiling_pays
-from rl_training.envs.episodes import skip_episode
 from rl_training.envs.factory import (
     check_num_envs,
     make_env,
-    make_vector_env,
     resolve_action_mask,
     resolve_vectorization,
 )
 from rl_training.envs.making import has_time_limit
 from rl_training.envs.samples import ReplaySample
-from rl_training.envs.vector.protocol import VectorEnv
 from rl_training.errors import RLTrainingError, TrainingInterrupted
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig, evaluation_config, resolve_params, with_resolved_params
@@ -31,15 +28,17 @@ from rl_training.experiment.trackers.opening import check_trackers
 from rl_training.runtime.agents import describe_spaces, evaluate_agent, predict_action
 from rl_training.runtime.algorithm import AlgorithmSpec, TrainFn
 from rl_training.runtime.callbacks import CallbackList, Listener, make_callbacks
+from rl_training.runtime.collecting import open_collector
+from rl_training.runtime.collector import Collector, group_states, without_episode
 from rl_training.runtime.evaluator import check_evaluation_env
 from rl_training.runtime.exactness import check_replays, find_differences
+from rl_training.runtime.learners import LearnerFactory, LearnerT, ParamsT
 from rl_training.runtime.plan import TrainingPlan
 from rl_training.runtime.run_utils import (
     create_training_run,
     note_resume,
     refusing_misfits,
     reopen_training_run,
-    resolve_device,
     tuned_for_training,
 )
 from rl_training.runtime.saved import SKIPPED_ENV, ResumeNote, SavedProgress
@@ -49,9 +48,6 @@ from rl_training.runtime.threads import resolve_threads
 from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.watchdog import Watchdog
 from rl_training.waits import announced
-
-ParamsT = TypeVar("ParamsT", bound=LearnerParams)
-LearnerT = TypeVar("LearnerT")
 
 _QUICKLY_BUILT = 64  # envs
 
@@ -77,38 +73,38 @@ def define_algorithm(
     name: str,
     params_model: type[ParamsT],
     make_learner: Callable[[ParamsT, LearnerSetup], LearnerT],
-    wire: Callable[[TrainConfig, LearnerT, VectorEnv], TrainingParts],
+    wire: Callable[[TrainConfig, LearnerT, Collector], TrainingParts],
     plan: Callable[[TrainConfig, LearnerT], TrainingPlan],
 ) -> AlgorithmSpec:
     """Define an algorithm by its parameters and its learner, and by the buffer and the loop of its kind.
 
-    `wire` connects a learner to envs; `plan` counts what a run would do, and refuses experience that does not fit into
-    memory.
+    `wire` connects a learner to a collector; `plan` counts what a run would do, and refuses experience that does not
+    fit into memory.
     """
 
     def resolve(config: TrainConfig) -> ParamsT:
         return resolve_learner_params(params_model, config)
 
-    def build_learner(
-        config: TrainConfig, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
-    ) -> Any:
-        return make_learner(resolve(config), learner_setup(config, observation_space, action_space))
+    def build_learner(config: TrainConfig, observation_space: Space[Any], action_space: Space[Any]) -> Any:
+        return LearnerFactory(make_learner, resolve(config)).build(config, observation_space, action_space)
 
     def make_plan(config: TrainConfig, params: ParamsT | None = None) -> TrainingPlan:
         make_callbacks(config)  # refuses what cannot be made
+        factory = LearnerFactory(make_learner, resolve(config) if params is None else params)
         with closing(make_env(config, 0)) as env:
-            setup = learner_setup(config, env.observation_space, env.action_space)
+            spaces = env.observation_space, env.action_space
         check_num_envs(config)
-        return plan(config, make_learner(resolve(config) if params is None else params, setup))
+        return plan(config, factory.build(config, *spaces))
 
-    def wire_learner(config: TrainConfig, params: ParamsT, envs: VectorEnv) -> TrainingParts:
-        setup = learner_setup(config, envs.single_observation_space, envs.single_action_space)
-        parts = wire(config, make_learner(params, setup), envs)
-        return replace(parts, spaces=describe_spaces(setup.observation_space, setup.action_space))
+    @contextmanager
+    def open_parts(config: TrainConfig, params: ParamsT) -> Iterator[TrainingParts]:
+        with open_collector(config, LearnerFactory(make_learner, params)) as (learner, collector):
+            spaces = collector.env.observation_space, collector.env.action_space
+            yield replace(wire(config, learner, collector), spaces=describe_spaces(*spaces))
 
     return AlgorithmSpec(
         name=name,
-        train_fn=_build_train_fn(resolve, wire_learner, make_plan),
+        train_fn=_build_train_fn(resolve, open_parts, make_plan),
         evaluate_fn=evaluate_agent,
         predict_fn=predict_action,
         params_model=params_model,
@@ -125,22 +121,6 @@ def resolve_learner_params(params_model: type[ParamsT], config: TrainConfig) -> 
     return params
 
 
-def learner_setup(
-    config: TrainConfig, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
-) -> LearnerSetup:
-    """Return what a learner for these spaces gets from a run with this config."""
-    described = repr((config.algo, sorted(config.algo_kwargs.items()), observation_space, action_space))
-    return LearnerSetup(
-        observation_space=observation_space,
-        action_space=action_space,
-        device=resolve_device(config.device),
-        seed=config.seed,
-        num_envs=config.num_envs,
-        total_timesteps=config.total_timesteps,
-        compile_as=described if config.compile == "on" else None,
-    )
-
-
 def with_resolved_compile(config: TrainConfig, params: LearnerParams) -> TrainConfig:
     """Return the config with `compile` decided once, so that a resumed run goes on in the mode it had."""
     if config.compile != "auto":
@@ -152,7 +132,7 @@ def with_resolved_compile(config: TrainConfig, params: LearnerParams) -> TrainCo
 
 def _build_train_fn(
     resolve: Callable[[TrainConfig], ParamsT],
-    wire: Callable[[TrainConfig, ParamsT, VectorEnv], TrainingParts],
+    open_parts: Callable[[TrainConfig, ParamsT], AbstractContextManager[TrainingParts]],
     plan: Callable[[TrainConfig, ParamsT], TrainingPlan],
 ) -> TrainFn:
     """Return the train function of an algorithm. Nothing is written to disk before its parts are wired."""
@@ -180,15 +160,15 @@ def _build_train_fn(
         if config.num_envs > _QUICKLY_BUILT:
             plan(config, params)
         # From the first weight on: the number of threads decides the last bits of a matrix product.
-        with tuned_for_training(config), closing(make_vector_env(config)) as envs:
+        with tuned_for_training(config), open_parts(config, params) as parts:
             if config.eval_episodes:
-                check_evaluation_env(config, envs.single_observation_space, envs.single_action_space)
+                envs = parts.collector.env
+                check_evaluation_env(config, envs.observation_space, envs.action_space)
             limit = _evaluation_limit(config)
             decisions = {"num_threads": threads, "vectorization": vectorization, "action_mask": mask}
             decisions["eval_max_steps"] = limit
             scheduled = params.scheduled_names()
             options = RunOptions(run_suffix, checkpoint_state, listeners, output_dir, lock, decisions, scheduled)
-            parts = wire(config, params, envs)
             with _running_session(config, parts, options) as session:
                 parts.loop(session)
         return session.result()
@@ -269,7 +249,7 @@ def _restore(
             unrepeatable = check_replays(config, samples)  # before the envs of this process do anything
         skipped = saved.trainer_state.get(SKIPPED_ENV)
         if skipped is not None:
-            progress.collector["envs"] = skip_episode(progress.collector["envs"], skipped)
+            progress = replace(progress, collector=without_episode(progress.collector, skipped))
         with announced("replaying the running episodes"):
             given_up = parts.collector.restore(progress.collector)
     reasons = {index: f"env {index} began a new episode, because {why}" for index, why in given_up.items()}
@@ -287,7 +267,7 @@ def _restore(
 
 def _missing_callbacks(progress: SavedProgress, callbacks: CallbackList) -> list[str]:
     """Name the callbacks that are missing in a resumed run whose envs they may have changed."""
-    if "changes" not in progress.collector["envs"]:
+    if not any("changes" in group["envs"] for group in group_states(progress.collector)):
         return []
     return [
         f"callback {name} is missing, and callbacks have changed the envs"

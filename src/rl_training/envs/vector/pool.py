@@ -4,9 +4,10 @@ import multiprocessing
 import signal
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -16,7 +17,9 @@ from rl_training.envs.vector.serving import (
     SLICE_SECONDS,
     Command,
     Countdown,
+    EnvServer,
     Failure,
+    Server,
     SharedArrays,
     SharedMemory,
     pack,
@@ -52,15 +55,13 @@ Failures = dict[int, WorkerFailure]
 class Worker:
     """A worker process, which the constructor starts."""
 
-    def __init__(
-        self, name: str, envs: range, env_fns: Sequence[EnvFactory], memory: SharedMemory, siblings: Iterable["Worker"]
-    ) -> None:
-        self.envs = envs
+    def __init__(self, name: str, make_server: Callable[[], Server], siblings: Iterable["Worker"]) -> None:
+        """`make_server` is called in the new process; `siblings` are the other workers of this process."""
         self.channel, worker_channel = socket.socketpair()
         owned = [worker.channel for worker in siblings if worker.channel.fileno() >= 0]
         self.process = multiprocessing.Process(
             target=serve,
-            args=(worker_channel, [*owned, self.channel], (envs.start, env_fns, memory)),
+            args=(worker_channel, [*owned, self.channel], make_server),
             name=name,
             daemon=True,
         )
@@ -100,6 +101,11 @@ class Worker:
         """Describe how the process ended; return `otherwise` if it is still running."""
         code = self.process.exitcode
         return otherwise if code is None else describe_exit(code)
+
+    def describe_loss(self) -> str:
+        """Describe how a process ended whose channel is closed."""
+        self.process.join(_KILL_SECONDS)  # the channel is closed before the exit code is known
+        return self.describe_end("it stopped in the middle of an answer")
 
     def kill(self) -> None:
         """Kill the process and all programs that its envs have started."""
@@ -147,28 +153,29 @@ class WorkerPool:
 
     def _start_worker(self, number: int) -> Worker:
         envs = self.slices[number]
-        return Worker(f"envs-{number}", envs, self._env_fns[envs.start : envs.stop], self._memory, self.workers)
+        make_server = partial(EnvServer, envs.start, self._env_fns[envs.start : envs.stop], self._memory)
+        return Worker(f"envs-{number}", make_server, self.workers)
 
     def exchange(self, commands: dict[int, Command], seconds: float, answers: dict[int, Any]) -> Failures:
         """Send all commands, add the answers (by env index) to `answers`, and return the failures (by worker)."""
         countdown = Countdown(seconds)
         failures: Failures = {}
         for number, command in commands.items():
-            worker = self.workers[number]
-            self._arrays.current[worker.envs.start] = worker.envs.start
+            first = self.slices[number].start
+            self._arrays.current[first] = first
             try:
-                worker.send(command, countdown)
+                self.workers[number].send(command, countdown)
             except TimeoutError:
-                failures[number] = self._make_failure(worker, "it does not accept commands")
+                failures[number] = self._make_failure(number, "it does not accept commands")
             except OSError:
-                failures[number] = self._disconnected(worker)
+                failures[number] = self._disconnected(number)
         waiting = [number for number in commands if number not in failures]
         while waiting:
             expired = not countdown.left()  # before collecting: an answer may have come while this process was stopped
             waiting = [number for number in waiting if not self._collect(number, countdown, answers, failures)]
             if waiting and expired:
                 silent = f"no answer within {seconds:g} s"
-                return failures | {number: self._make_failure(self.workers[number], silent) for number in waiting}
+                return failures | {number: self._make_failure(number, silent) for number in waiting}
             if waiting:
                 self._wait(waiting, countdown)
         return failures
@@ -181,9 +188,9 @@ class WorkerPool:
         except TimeoutError:
             if worker.process.exitcode is None:
                 return False
-            failures[number] = self._make_failure(worker, "")
+            failures[number] = self._make_failure(number, "")
         except (EOFError, OSError):
-            failures[number] = self._disconnected(worker)
+            failures[number] = self._disconnected(number)
         else:
             if isinstance(answer, Failure):
                 failures[number] = WorkerFailure(answer.index, answer.text, answer.trace, answer.permanent)
@@ -200,25 +207,30 @@ class WorkerPool:
         handles = [handle for worker in waiting for handle in (worker.channel, worker.process.sentinel)]
         wait(handles, min(countdown.left(), SLICE_SECONDS))
 
-    def _make_failure(self, worker: Worker, otherwise: str) -> WorkerFailure:
-        return WorkerFailure(int(self._arrays.current[worker.envs.start]), worker.describe_end(otherwise))
+    def _make_failure(self, number: int, otherwise: str) -> WorkerFailure:
+        first = self.slices[number].start
+        return WorkerFailure(int(self._arrays.current[first]), self.workers[number].describe_end(otherwise))
 
-    def _disconnected(self, worker: Worker) -> WorkerFailure:
-        worker.process.join(_KILL_SECONDS)  # its channel is closed before its exit code is known
-        return self._make_failure(worker, "it stopped in the middle of an answer")
+    def _disconnected(self, number: int) -> WorkerFailure:
+        return self._make_failure(number, self.workers[number].describe_loss())
 
     def stop(self) -> None:
         """Ask the workers to close, wait briefly, then kill them. Returns within a few seconds."""
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for worker in self.workers:
-            try:
-                worker.channel.settimeout(max(deadline - time.monotonic(), _POLL_SECONDS))
-                worker.channel.sendall(pack(CLOSE))
-            except OSError:
-                pass  # gone, or does not read: killed below
-        running = self.workers
-        while running and time.monotonic() < deadline:
-            wait([worker.process.sentinel for worker in running], _POLL_SECONDS)
-            running = [worker for worker in running if worker.process.exitcode is None]
-        for worker in self.workers:
-            worker.kill()
+        stop_workers(self.workers)
+
+
+def stop_workers(workers: Sequence[Worker]) -> None:
+    """Ask workers to close, wait briefly, then kill them. Returns within a few seconds."""
+    deadline = time.monotonic() + _CLOSE_SECONDS
+    for worker in workers:
+        try:
+            worker.channel.settimeout(max(deadline - time.monotonic(), _POLL_SECONDS))
+            worker.channel.sendall(pack(CLOSE))
+        except OSError:
+            pass  # gone, or does not read: killed below
+    running = workers
+    while running and time.monotonic() < deadline:
+        wait([worker.process.sentinel for worker in running], _POLL_SECONDS)
+        running = [worker for worker in running if worker.process.exitcode is None]
+    for worker in workers:
+        worker.kill()

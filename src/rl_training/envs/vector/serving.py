@@ -17,7 +17,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from gymnasium import Space
@@ -38,7 +38,7 @@ SLICE_SECONDS = 0.25  # longer waits are divided into slices of this length
 
 RestoreFunction = Callable[[AnyEnv, RunningEpisode, Any], Restored]
 Command = tuple[str, Any]
-"""The name of an `EnvServer` method and its argument, or `CLOSE`."""
+"""The name of a server's method and its argument, or `CLOSE`."""
 
 CLOSE: Command = ("close", None)
 
@@ -273,18 +273,24 @@ class EnvServer:
             env.close()
 
 
-def serve(
-    channel: socket.socket,
-    other_channels: Sequence[socket.socket],
-    server_args: tuple[int, Sequence[EnvFactory], SharedMemory],
-) -> None:
+class Server(Protocol):
+    """What a worker process serves to its owner."""
+
+    def answer(self, command: Command) -> bytes:
+        """Execute a command and return the encoded answer."""
+
+    def close(self) -> None:
+        """Release what the server holds."""
+
+
+def serve(channel: socket.socket, other_channels: Sequence[socket.socket], make_server: Callable[[], Server]) -> None:
     """Answer commands until the owner sends `CLOSE` or is gone."""
     os.setpgid(0, 0)  # so that programs started by an env can be killed together with this process
     _leave_signals_to_owner()
     for other in other_channels:  # a copy that stays open in a forked sibling would hide that the owner is gone
         other.close()
     threading.Thread(target=_exit_with_owner, args=(channel, os.getppid()), daemon=True).start()
-    server = EnvServer(*server_args)
+    server = make_server()
     orphaned = not _answer_commands(channel, server)
     try:
         server.close()
@@ -294,7 +300,7 @@ def serve(
             kill_group(os.getpid())
 
 
-def _answer_commands(channel: socket.socket, server: EnvServer) -> bool:
+def _answer_commands(channel: socket.socket, server: Server) -> bool:
     """Answer commands until `CLOSE`, and return True; return False if the owner is gone."""
     try:
         while (command := receive(channel)) != CLOSE:

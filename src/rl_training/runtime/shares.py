@@ -1,0 +1,208 @@
+"""A group of envs with its own actor: on an order, it collects its whole share of an iteration by itself.
+
+A share is a function of the order, and of the state that the group had before. So a group that is lost can be made anew
+anywhere, and repeats its share bit for bit.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from rl_training.algorithms.base import StoredPolicy
+from rl_training.envs.factory import WORKER_STEP_TIMEOUT, make_vector_env
+from rl_training.envs.guard import EnvCalls
+from rl_training.experiment.config import TrainConfig
+from rl_training.policies.base import Array
+from rl_training.runtime.collector import Episode, LocalCollector, Transition, make_collector
+from rl_training.runtime.learners import LearnerFactory
+from rl_training.runtime.run_utils import limited_threads, tuned_for_training
+from rl_training.runtime.watchdog import Watchdog
+
+_ACTING_THREADS = 1  # the same everywhere, because it decides the last bits of a network's outputs
+
+
+class Weights(NamedTuple):
+    """What the actions of a policy depend on."""
+
+    params: Array
+    """The flat vector of all parameters."""
+    normalizer: dict[str, Any]
+    """The state of the normalisation of observations."""
+
+
+class Access(NamedTuple):
+    """A call of a method of `EnvAccess`."""
+
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Order(NamedTuple):
+    """What a group is asked to do."""
+
+    steps: range
+    """The env steps, counted over all envs of the run, at which it takes one step of each of its envs."""
+    weights: Weights | None = None
+    """The policy to act with; none if the group acts with the learner's own policy."""
+    state: dict[str, Any] | None = None
+    """The state to begin from; none: where the last order ended, or the first episodes in a new group."""
+    records_samples: bool = False
+    """Whether to record what some of the envs do next, and to return the samples recorded before."""
+    access: Access | None = None
+    """What a callback does with the envs before the steps."""
+
+
+class Steps(NamedTuple):
+    """Consecutive steps of all envs of a group. Most observations are also the next one's, so they are kept once."""
+
+    obs: Array
+    """[step + 1, env, ...]: what the policy saw, and what the envs show now."""
+    last_obs: Array
+    """[ending, ...]: the true last observation of every episode that ended, in the order of (step, env)."""
+    actions: Array  # [step, env, ...]
+    rewards: Array  # [step, env]
+    terminated: Array  # [step, env]
+    truncated: Array  # [step, env]
+    goes_on: Array  # [step, env]
+
+    @classmethod
+    def stack(cls, taken: Sequence[Transition], obs_now: Array) -> "Steps":
+        """Stack transitions, of which there is at least one."""
+        ended = [step.next_obs[step.terminated | step.truncated] for step in taken]
+        return cls(
+            obs=np.stack([*(step.obs for step in taken), obs_now]),
+            last_obs=np.concatenate(ended),
+            actions=np.stack([step.actions for step in taken]),
+            rewards=np.stack([step.rewards for step in taken]),
+            terminated=np.stack([step.terminated for step in taken]),
+            truncated=np.stack([step.truncated for step in taken]),
+            goes_on=np.stack([step.goes_on for step in taken]),
+        )
+
+    def unstack(self) -> Transition:
+        """Return one transition whose fields are [step, env, ...]."""
+        next_obs = self.obs[1:].copy()
+        next_obs[self.terminated | self.truncated] = self.last_obs
+        endings = self.terminated, self.truncated, self.goes_on
+        return Transition(self.obs[:-1], self.actions, self.rewards, next_obs, *endings)
+
+
+class Share(NamedTuple):
+    """What a group collected on one order, and its state afterwards."""
+
+    steps: Steps | None
+    """None if the order was for no step."""
+    obs: Array
+    """[env, ...]: what the envs show now."""
+    episodes: tuple[Episode, ...]
+    state: dict[str, Any]
+    samples: list[dict[str, Any]] | None
+    """The samples of the group's envs, if the order asked for them."""
+    given_up: dict[int, str]
+    """The envs that could not be brought to the state of the order and began a new episode, and why."""
+    answers: list[Any] | None
+    """What the access of the order returned, one value per env."""
+
+
+def join_shares(shares: Sequence[Share]) -> list[Transition]:
+    """Return the steps of all groups side by side: one transition of all envs for each step."""
+    parts = [share.steps.unstack() for share in shares if share.steps is not None]
+    joined = [np.concatenate(fields, axis=1) for fields in zip(*parts, strict=True)]
+    return [Transition(*rows) for rows in zip(*joined, strict=True)]
+
+
+class EnvGroup:
+    """Some of the envs of a run, and an actor for them."""
+
+    def __init__(self, collector: LocalCollector, first_env: int, policy: StoredPolicy) -> None:
+        self._collector, self._first_env, self._policy = collector, first_env, policy
+        self._begun = False
+
+    @property
+    def calls(self) -> list[EnvCalls]:
+        """The env calls of this process, which a watchdog looks at."""
+        return self._collector.calls
+
+    def collect(self, order: Order, interrupted: Callable[[], bool]) -> Share | None:
+        """Carry out an order; none if it was interrupted, after which the next order must have a state."""
+        if order.weights is not None:
+            self._policy.params.set(torch.tensor(order.weights.params))
+            self._policy.encoder.normalizer.load_state_dict(order.weights.normalizer)
+        given_up = self._begin(order.state)
+        answers = self._access_envs(order.access) if order.access else None
+        if order.records_samples:
+            self._collector.begin_samples()
+        taken: list[Transition] = []
+        with _acting_threads():
+            self._collector.collect(taken.append, order.steps, interrupted)
+        episodes = self._collector.take_result().episodes
+        if len(taken) < len(order.steps):
+            return None
+        obs, state = self._collector.obs, self._collector.state_dict()
+        samples = state.pop("samples")
+        steps = Steps.stack(taken, obs) if taken else None
+        return Share(steps, obs, episodes, state, samples if order.records_samples else None, given_up, answers)
+
+    def _access_envs(self, access: Access) -> list[Any] | None:
+        answers: list[Any] | None = getattr(self._collector.env, access.method)(*access.args, **access.kwargs)
+        return answers
+
+    def _begin(self, state: dict[str, Any] | None) -> dict[int, str]:
+        """Bring the envs to a state, or to their first episodes; return the envs that began a new episode, and why."""
+        begun, self._begun = self._begun, True
+        if state is not None:
+            failures = self._collector.restore(state)
+            return {self._first_env + index: why for index, why in failures.items()}
+        if not begun:
+            self._collector.start()
+        return {}
+
+
+def _acting_threads() -> AbstractContextManager[None]:
+    """Act with one thread inside the context; setting the number again would take a millisecond each time."""
+    return nullcontext() if torch.get_num_threads() == _ACTING_THREADS else limited_threads(_ACTING_THREADS)
+
+
+class RemoteGroup:
+    """A group with envs and a policy of its own, for a process other than the learner's; `close` it at the end."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        factory: LearnerFactory[Any, Any],
+        envs: range,
+        on_progress: Callable[[], None],
+    ) -> None:
+        """`on_progress` is called before every step."""
+        changes = {"device": "cpu", "num_threads": _ACTING_THREADS, "compile": "off"}
+        timeout = config.step_timeout or WORKER_STEP_TIMEOUT
+        config = config.model_copy(update={**changes, "step_timeout": timeout})
+        self._on_progress = on_progress
+        with ExitStack() as opened:
+            opened.enter_context(tuned_for_training(config))
+            vector_env = opened.enter_context(closing(make_vector_env(config, envs)))
+            spaces = vector_env.single_observation_space, vector_env.single_action_space
+            learner = factory.build(config, *spaces)
+            collector = make_collector(config, learner, vector_env)
+            self._group = EnvGroup(collector, envs.start, learner.policy)
+            opened.enter_context(Watchdog(config, collector.calls))
+            self._opened = opened.pop_all()
+
+    def collect(self, order: Order) -> Share:
+        """Carry out an order."""
+        share = self._group.collect(order, self._note_progress)
+        assert share is not None
+        return share
+
+    def _note_progress(self) -> bool:
+        """Stand in for an interruption, which never comes: who wants to stop does not wait for the share."""
+        self._on_progress()
+        return False
+
+    def close(self) -> None:
+        """Close the envs."""
+        self._opened.close()
