@@ -197,7 +197,7 @@ class _LeafEncoder:
             if values.dtype is torch.float32 and values.dim() == 2:
                 return values
             flat = values.reshape(len(values), self.size).float()
-            return flat / float(self._scale) if self._scale != 1.0 else flat
+            return flat.div_(float(self._scale)) if self._scale != 1.0 else flat  # bytes: `flat` is a copy
         shift = torch.as_tensor(self._first_columns - self.leaf.first_choice, device=values.device)
         columns = values.reshape(len(values), -1).long() + shift
         return torch.zeros(len(values), self.size, device=values.device).scatter_(1, columns, 1.0)
