@@ -179,7 +179,7 @@ def missing_modules(rows: Sequence[Row]) -> list[str]:
 def parse_arguments() -> argparse.Namespace:
     """Parse and check the arguments; exit if they are invalid."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("rows", nargs="*", help="rows to measure, of A1, A2, B, C and D (default: all)")
+    parser.add_argument("rows", nargs="*", help="rows to measure, of A1, A2, B, C, D, E and F (default: all)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements per row, side and number of threads")
     parser.add_argument("--steps-scale", type=float, default=1.0, help="multiplies every budget")
     parser.add_argument("--further-runs", type=int, default=0, help="extra runs per row and side, for returns only")

@@ -30,6 +30,18 @@ _REPLAY: dict[str, Any] = {
     "gradient_steps": 1,
     "learning_rate": 1e-3,
 }
+_DQN: dict[str, Any] = {
+    **_REPLAY,
+    "batch_size": 64,
+    "target_update_interval": 250,
+    "tau": 1.0,
+    "epsilon_start": 1.0,
+    "epsilon_end": 0.05,
+    "exploration_fraction": 0.2,
+    "max_grad_norm": 10.0,
+}
+_CNN: dict[str, Any] = {"encoder": "nature_cnn", "hidden_sizes": [], "activation": "relu"}
+_IMAGES = "speed_envs:FallingBall-v0"
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,7 @@ class Row:
     """Whether the ratio compares CPU time or wall time."""
     needs: str | None = None
     """A module that the env needs in addition to Gymnasium."""
+    frame_stack: int = 1
 
     @property
     def steps_per_update(self) -> int:
@@ -66,6 +79,16 @@ class Row:
             return int(self.params["update_epochs"]) * minibatches
         return int(self.params["gradient_steps"])
 
+    @property
+    def has_images(self) -> bool:
+        """Whether the network starts with a CNN."""
+        return "encoder" in self.params
+
+    @property
+    def short_env_id(self) -> str:
+        """The id of the env without the module that registers it."""
+        return self.env_id.rpartition(":")[2]
+
     def budget(self, scale: float) -> int:
         """Return the scaled budget, rounded up to whole updates and long enough to be measured."""
         shortest = int(self.params.get("learning_starts", 0)) + max(4 * self.steps_per_update, 200)
@@ -73,12 +96,15 @@ class Row:
 
     def title(self) -> str:
         """Describe the row in words."""
-        hidden = "x".join(str(size) for size in self.params["hidden_sizes"])
-        task = f"{self.algo.upper()} {self.env_id}"
+        cnn = "Nature CNN" if self.has_images else ""
+        network = "x".join(str(size) for size in self.params["hidden_sizes"]) or cnn
+        task = f"{self.algo.upper()} {self.short_env_id}"
         if self.algo == "ppo":
             envs = f"{self.num_envs} env{'s' if self.num_envs > 1 else ''} x {self.params['num_steps']} steps"
-            return f"{task}, {envs}, minibatch {self.batch_size}, {self.params['update_epochs']} epochs, {hidden}"
-        return f"{task}, {hidden}, batch {self.batch_size}, one update per env step"
+            return f"{task}, {envs}, minibatch {self.batch_size}, {self.params['update_epochs']} epochs, {network}"
+        frequency = int(self.params["train_frequency"])
+        interval = "env step" if frequency == 1 else f"{frequency} env steps"
+        return f"{task}, {network}, batch {self.batch_size}, one update per {interval}"
 
 
 def _ppo_row(name: str, env_id: str, *, num_envs: int, steps: int, needs: str | None = None, **params: Any) -> Row:
@@ -112,17 +138,7 @@ ROWS = (
         "CartPole-v1",
         num_envs=1,
         steps=15_000,
-        params={
-            **_REPLAY,
-            "hidden_sizes": [64, 64],
-            "batch_size": 64,
-            "target_update_interval": 250,
-            "tau": 1.0,
-            "epsilon_start": 1.0,
-            "epsilon_end": 0.05,
-            "exploration_fraction": 0.2,
-            "max_grad_norm": 10.0,
-        },
+        params={**_DQN, "hidden_sizes": [64, 64]},
     ),
     Row(
         "C",
@@ -150,6 +166,46 @@ ROWS = (
         minibatch_size=256,
         update_epochs=10,
         learning_rate=3e-4,
+    ),
+    Row(
+        "E",
+        "ppo",
+        _IMAGES,
+        num_envs=8,
+        steps=30_720,
+        params={
+            **_PPO,
+            **_CNN,
+            "num_steps": 128,
+            "minibatch_size": 256,
+            "update_epochs": 4,
+            "learning_rate": 2.5e-4,
+            "clip_coef": 0.1,
+            "ent_coef": 0.01,
+        },
+        by="wall",
+        frame_stack=4,
+    ),
+    Row(
+        "F",
+        "dqn",
+        _IMAGES,
+        num_envs=1,
+        steps=60_000,
+        params={
+            **_DQN,
+            **_CNN,
+            "batch_size": 32,
+            "buffer_capacity": 50_000,
+            "learning_starts": 50_000,  # the replay buffer is full before the first update
+            "train_frequency": 4,
+            "learning_rate": 1e-4,
+            "target_update_interval": 1_000,
+            "epsilon_end": 0.01,
+            "exploration_fraction": 0.1,
+        },
+        by="wall",
+        frame_stack=4,
     ),
 )
 

@@ -25,6 +25,7 @@ def make_config(job: Job, output_dir: Path) -> TrainConfig:
         device="cpu",
         num_envs=job.row.num_envs,
         vectorization="auto",
+        frame_stack=job.row.frame_stack,
         num_threads=job.threads,
         eval_episodes=0,
         log_interval=job.steps,

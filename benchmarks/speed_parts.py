@@ -1,11 +1,11 @@
 """Measure where the time of our training goes, the limits that our code cannot change, and replay sampling."""
 
-import functools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.spaces.utils import flatdim
 from speed_common import Job, Split
 from speed_ours import UpdateClock, make_config
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.algorithms.base import ExperienceNormalizer, UpdateResult
 from rl_training.algorithms.dqn import DQNLearner, EpsilonGreedyActor
@@ -29,6 +29,7 @@ from rl_training.envs.vector.batched import BatchedVectorEnv
 from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
 from rl_training.policies.acting import SamplingActor, WarmUpActor
 from rl_training.policies.actor_critic import ActorCritic
+from rl_training.policies.networks.cnn import ImageSize, NatureCNN
 from rl_training.policies.networks.mlp import product
 from rl_training.policies.q_network import QNetwork
 from rl_training.policies.soft_actor_critic import NUM_CRITICS, SquashedActor
@@ -38,6 +39,7 @@ from rl_training.runtime.trainer import TrainerState
 
 PARTS = ("env", "act", "store", "update", "rest")
 _LIMIT_SECONDS = 0.5  # how long each limit is measured
+_IMAGE_SIDES = (84, 84)
 
 _ENV = tuple((kind, name, "env") for kind in (SyncEpisodeVectorEnv, BatchedVectorEnv) for name in ("step", "reset"))
 _TRANSITIONS = ((ReplayBuffer, "add", "store"), (ExperienceNormalizer, "observe", "store"))
@@ -90,7 +92,7 @@ class PartClock(UpdateClock):
             yield
 
     def _timed(self, method: Callable[..., Any], part: str) -> Callable[..., Any]:
-        @functools.wraps(method)
+        @wraps(method)
         def timed(*args: Any, **kwargs: Any) -> Any:
             if self._inside:  # a nested call, which the outer call already measures
                 return method(*args, **kwargs)
@@ -194,7 +196,9 @@ def gradient_passes(algo: str, hidden: tuple[int, ...], num_features: int, num_a
 
 
 def _products_seconds(job: Job) -> float:
-    """Return the time of the matrix products of one gradient step."""
+    """Return the time of the matrix products, or of the convolutions, of one gradient step."""
+    if job.row.has_images:
+        return _seconds_per_call(partial(_run_cnn, _bare_cnn(job), job))
     with closing(make_single_env(job.row.env_id, {})) as env:
         num_features, actions = flatdim(env.observation_space), env.action_space
         num_actions = int(actions.n) if isinstance(actions, spaces.Discrete) else flatdim(actions)
@@ -206,6 +210,24 @@ def _products_seconds(job: Job) -> float:
             product(left, right)
 
     return _seconds_per_call(multiply)
+
+
+def _bare_cnn(job: Job) -> nn.Sequential:
+    """Return the layers of the row's CNN that multiply, without activations and heads."""
+    cnn = NatureCNN(ImageSize(job.row.frame_stack, *_IMAGE_SIDES))
+    layers = [layer for layer in cnn.layers if not isinstance(layer, nn.ReLU)]
+    return nn.Sequential(*layers)
+
+
+def _run_cnn(cnn: nn.Sequential, job: Job) -> None:
+    """Run the passes of one gradient step: forward and backward, for DQN also forward through the target network."""
+    images = torch.ones(job.row.batch_size, job.row.frame_stack, *_IMAGE_SIDES)
+    images = images.contiguous(memory_format=torch.channels_last)
+    if job.row.algo == "dqn":
+        with torch.no_grad():
+            cnn(images)
+    features = cnn(images)
+    torch.autograd.grad(features, list(cnn.parameters()), torch.ones_like(features))
 
 
 def replay_microseconds(job: Job) -> float:

@@ -12,10 +12,12 @@ from typing import Any
 from speed_common import OURS, ROWS, SIDE_NAMES, Measurement, Report, Row, Side
 
 TARGETS: dict[Side, dict[str, float]] = {
-    "compiled": {"A1": 5.0, "A2": 4.0, "B": 5.0, "C": 2.5, "D": 2.5},
+    "compiled": {"A1": 5.0, "A2": 4.0, "B": 5.0, "C": 2.5, "D": 2.5, "E": 2.0, "F": 2.0},
     "eager": {"A1": 3.0, "A2": 2.0, "B": 2.5, "C": 1.3},
 }
 """The ratio to Stable-Baselines3 that each row should reach."""
+MEMORY_TARGETS: dict[str, float] = {"F": 0.5}
+"""The share of Stable-Baselines3's peak memory that a row with a full replay buffer should not exceed."""
 TOLERANCE = 0.05
 """How much lower our return may be, as a share of Stable-Baselines3's absolute return."""
 
@@ -136,7 +138,20 @@ def missed_targets(report: Report) -> list[str]:
             elif summary.ratio.median < target:
                 line = f"{name} {side}: {summary.ratio.median:.2f} times SB3, the target is {target:g}"
                 missed.append(line + _matrix_product_share(report, name, side))
+        missed += _missed_memory(name, summaries)
     return missed
+
+
+def _missed_memory(name: str, summaries: Mapping[Side, Summary]) -> list[str]:
+    limit, theirs = MEMORY_TARGETS.get(name), summaries.get("sb3")
+    if limit is None or theirs is None:
+        return []
+    shares = {side: summaries[side].peak_memory_mb / theirs.peak_memory_mb for side in OURS if side in summaries}
+    return [
+        f"{name} {side}: {share:.2f} of the memory of SB3, the target is at most {limit:g}"
+        for side, share in shares.items()
+        if share > limit
+    ]
 
 
 def _matrix_product_share(report: Report, name: str, side: Side) -> str:
@@ -299,14 +314,15 @@ def growth_chart(chart: Path) -> Path:
 
 def _short_title(name: str) -> str:
     row = row_named(name)
-    return f"{row.algo.upper()} {row.env_id.partition('-')[0]}"
+    return f"{row.algo.upper()} {row.short_env_id.partition('-')[0]}"
 
 
 _METHOD = """\
 Each measurement is one training run in a new process. Both sides have the same env, number of envs, steps per update,
 batch size, gradient steps, network and parameters of the algorithm. `benchmarks/speed_common.py` contains all of them;
 everything else is left at its default. SB3 gets half of our `vf_coef`, because it weighs the whole squared error of the
-values, and this package weighs half of it. Stable-Baselines3 runs with its usual set-up: `make_vec_env` with its
+values, and this package weighs half of it. Rows with images stack four frames of 84x84 bytes, ours by `frame_stack`
+and SB3 by `VecFrameStack`. Stable-Baselines3 runs with its usual set-up: `make_vec_env` with its
 monitor and `DummyVecEnv`, without log output and without evaluation. Our side steps its envs in the training process,
 without evaluation, with a checkpoint at the start and at the end, and one log line at the end. Work after the last
 update (this log line and checkpoint) counts for the memory but not for the speed. Logs and checkpoints during training,
@@ -421,7 +437,8 @@ def _split_section(report: Report) -> list[str]:
         "These times come from a separate, shorter run with timers around the vector env's `step` and `reset`, the "
         "choice of actions, the storing of transitions, and the update (for PPO, including the advantages). `rest` is "
         "the remaining wall time. Two lower limits are measured in the same process: one step of the bare env with "
-        "random actions, and the matrix products of the update alone, forward and backward. All times are in "
+        "random actions, and the matrix products (for images, the convolutions) of the update alone, forward and "
+        "backward. All times are in "
         "microseconds per env step, on one thread.",
         split_table(report),
     ]

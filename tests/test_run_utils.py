@@ -1,6 +1,7 @@
 """What every trainer needs around its loop: the device, the run directory with its files, its checkpoints."""
 
 import json
+import math
 import os
 import platform
 import re
@@ -325,6 +326,21 @@ def test_threads_are_tried_where_the_config_leaves_them_open(make_config: MakeCo
     fixed = make_config(num_threads=3)
     assert resolve_threads(fixed, PPOParams()) == (fixed, None)
     assert choose_threads(256, 256, cores=1) == (1, "one core")
+
+
+def test_threads_are_tried_with_the_work_of_a_cnn(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[int, int]] = []
+
+    def choose(rows: int, width: int, cores: int) -> tuple[int, str]:
+        tried.append((rows, width))
+        return 1, f"{cores} cores"
+
+    monkeypatch.setattr("rl_training.runtime.threads.choose_threads", choose)
+    images = make_config(env_id="speed_envs:FallingBall-v0", frame_stack=4, num_threads="auto")
+    for encoder in ("auto", "mlp"):
+        resolve_threads(images, PPOParams(minibatch_size=32, hidden_sizes=(64,), encoder=encoder))
+    products = 20 * 20 * 32 * 256 + 9 * 9 * 64 * 512 + 7 * 7 * 64 * 576 + 3136 * 512  # Mnih et al. 2015
+    assert tried == [(32, math.isqrt(products)), (32, 64)]
 
 
 def test_small_products_stay_on_one_thread() -> None:

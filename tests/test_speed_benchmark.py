@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import speed
 from speed_common import ROWS, Growth, Job, Measurement, Outcome, Report, Row, Side, Split
+from speed_envs import FallingBall
 from speed_ours import auto_compiles, make_config
 from speed_parts import PARTS, gradient_passes, split
 from speed_report import (
@@ -81,7 +82,7 @@ def test_every_row_is_a_valid_config_of_ours(row: Row, tmp_path: Path) -> None:
 
 def test_auto_compiles_the_rows_that_earn_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for seconds, compiled in ((1e-3, "A1 A2 B C D"), (15.0, "A2 B C D"), (1e4, "")):
+    for seconds, compiled in ((1e-3, "A1 A2 B C D E F"), (15.0, "A2 B C D F"), (1e4, "")):
         remember_compiling(seconds)
         assert " ".join(row.name for row in ROWS if auto_compiles(row)) == compiled
 
@@ -97,6 +98,8 @@ def test_the_rows_do_the_work_that_they_are_named_for() -> None:
         "B": (1, 64, 1, [64, 64]),
         "C": (1, 256, 1, [256, 256]),
         "D": (2_048, 256, 80, [64, 64]),
+        "E": (1_024, 256, 16, []),
+        "F": (4, 32, 1, []),
     }
 
 
@@ -108,7 +111,8 @@ def test_the_other_side_gets_every_parameter_of_ours(row: Row) -> None:
     given = make_arguments(row)
     accepted = inspect.signature(getattr(stable_baselines3, row.algo.upper())).parameters
     assert set(given) <= set(accepted)
-    assert len(given) == len(row.params) - 1  # hidden sizes and activation make one argument
+    network = {"hidden_sizes", "activation", "encoder"} & set(row.params)
+    assert len(given) == len(row.params) - len(network) + 1  # they make one argument
     assert given["batch_size"] == row.batch_size
     assert given["policy_kwargs"]["net_arch"] == row.params["hidden_sizes"]
     if row.algo == "ppo":
@@ -118,7 +122,7 @@ def test_the_other_side_gets_every_parameter_of_ours(row: Row) -> None:
         )
         assert given["vf_coef"] == accepted["vf_coef"].default == row.params["vf_coef"] / 2
     else:
-        assert (given["train_freq"], given["gradient_steps"]) == (1, 1)
+        assert (given["train_freq"], given["gradient_steps"]) == (row.steps_per_update, 1)
 
 
 def test_the_other_side_is_measured_like_ours() -> None:
@@ -138,7 +142,7 @@ def test_a_measurement_in_a_fresh_process_has_every_number() -> None:
     assert taken.episode_return > 1.0
 
 
-@pytest.mark.parametrize("name", ["A1", "B", "C"])
+@pytest.mark.parametrize("name", ["A1", "B", "C", "F"])
 def test_the_parts_of_our_time_make_a_whole(name: str) -> None:
     row = row_named(name)
     small = {"num_steps": 32} if row.algo == "ppo" else {"learning_starts": 64, "batch_size": 16}
@@ -241,6 +245,29 @@ def test_the_gate_names_what_is_missed() -> None:
     assert missed_targets(replace(report, splits=[parts]))[0].endswith("the matrix products alone take 80% of the time")
 
 
+def test_the_gate_compares_the_memory_of_a_full_replay_buffer() -> None:
+    eager = measured("F", "eager", (300.0,), peak_memory_mb=160.0)
+    compiled = measured("F", "compiled", (300.0,), peak_memory_mb=140.0)
+    report = report_of(measured("F", "sb3", (100.0,)), eager, compiled)
+    assert missed_targets(report) == ["F eager: 0.53 of the memory of SB3, the target is at most 0.5"]
+
+
+def test_the_image_env_rewards_a_paddle_below_the_ball() -> None:
+    env = FallingBall()
+    returns = []
+    for follow in (False, True):
+        image, _ = env.reset(seed=3)
+        total, ended, steps = 0.0, False, 0
+        while not ended:
+            ball, paddle = image[:-4].max(axis=(0, 2)).nonzero()[0], image[-1].nonzero()[0]
+            away = ball.mean() - paddle.mean() if follow and len(ball) else 0.0
+            image, reward, ended, _, _ = env.step(1 + (away > 4) - (away < -4))
+            total, steps = total + reward, steps + 1
+        returns.append(total)
+        assert steps == 63
+    assert 45.0 < returns[1] > 2 * returns[0]
+
+
 def test_the_gate_reads_a_file_and_answers_by_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -315,7 +342,7 @@ def test_unknown_rows_and_files_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments, told in (
-        (["E"], "unknown rows E"),
+        (["G"], "unknown rows G"),
         (["--gate", "A1"], "name rows before --gate"),
         (["--further-runs", "-1"], "--further-runs at least 0"),
     ):

@@ -101,18 +101,18 @@ class RolloutBuffer:
         """
         if self.full:
             raise IndexError(f"the rollout already holds its {self.num_steps} steps: reset() it first")
-        given = {"obs": obs, "actions": actions, "rewards": rewards, "dones": dones}
-        given |= {"values": values, "logprobs": logprobs, "truncated": truncated}
-        for name, value in given.items():
+        given = (obs, actions, rewards, dones, truncated, values, logprobs)  # in the order of the rows
+        for rows, value in zip(self._rows.values(), given, strict=True):
             if value is not None:
-                row = self._rows[name]
-                row[self.position] = value if isinstance(row, np.ndarray) else torch.as_tensor(value)
+                rows[self.position] = value if type(rows) is np.ndarray else torch.as_tensor(value)
         if truncated is not None:
             self._keep_last_obs(truncated, last_obs)
         self.position += 1
 
     def _keep_last_obs(self, truncated: Any, last_obs: Any) -> None:
-        for env in np.asarray(truncated).nonzero()[0]:  # `flatnonzero` takes four times as long
+        if not np.count_nonzero(truncated):  # the usual case, which takes a third of the time that the loop takes
+            return
+        for env in np.asarray(truncated).nonzero()[0]:
             last = torch.as_tensor(last_obs[env]).to(self.obs.device, self.obs.dtype, copy=True)
             self._last_obs[self.position, int(env)] = last
 
@@ -164,7 +164,8 @@ class RolloutBuffer:
         if shuffle:
             order = (generator or np.random.default_rng()).permutation(total)
             index = torch.from_numpy(order).to(self.device)
-            fields = {name: field[index] for name, field in fields.items()}
+            # Indexing by brackets takes eight times as long for images.
+            fields = {name: field.index_select(0, index) for name, field in fields.items()}
         for start in range(0, total, minibatch_size):
             yield {name: field[start : start + minibatch_size] for name, field in fields.items()}
 

@@ -209,7 +209,7 @@ class LeafEncoder:
             if values.dtype is torch.float32 and values.dim() == 2:
                 return values
             flat = values.reshape(values.shape[0], self.size).float()
-            return flat / float(self.scale) if self.scale != 1.0 else flat
+            return flat.div_(float(self.scale)) if self.scale != 1.0 else flat  # bytes: `flat` is a copy
         shift = torch.as_tensor(self._first_columns - self.leaf.first_choice, device=values.device)
         columns = values.reshape(values.shape[0], -1).long() + shift
         return torch.zeros(values.shape[0], self.size, device=values.device).scatter_(1, columns, 1.0)

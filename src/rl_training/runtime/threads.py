@@ -1,13 +1,19 @@
-"""Choose the number of threads for `num_threads: auto`, by timing a matrix product with one thread and all cores."""
+"""Choose the number of threads for `num_threads: auto`, by timing a matrix product with one thread and all cores.
+
+The product is as large as the largest part of an update: the widest hidden layer, or an encoder such as a CNN.
+"""
 
 import math
 import time
+from contextlib import closing
 
 import torch
 
 from rl_training.algorithms.base import LearnerParams
 from rl_training.cores import available_cores
+from rl_training.envs.factory import make_env
 from rl_training.experiment.config import TrainConfig
+from rl_training.policies.features import Encoder
 from rl_training.runtime.run_utils import limited_threads
 
 _TRIALS = 15
@@ -20,8 +26,16 @@ def resolve_threads(config: TrainConfig, params: LearnerParams) -> tuple[TrainCo
     """Return the config with `num_threads: auto` replaced by a choice, and the reason for the choice."""
     if config.num_threads != "auto":
         return config, None
-    threads, reason = choose_threads(params.rows_per_step, params.widest_layer, available_cores())
+    width = max(params.widest_layer, _encoder_width(config, params))
+    threads, reason = choose_threads(params.rows_per_step, width, available_cores())
     return config.model_copy(update={"num_threads": threads}), f"{threads}: {reason}"
+
+
+def _encoder_width(config: TrainConfig, params: LearnerParams) -> int:
+    """Return the size of a square layer that takes as many multiplications per observation as the encoder."""
+    with closing(make_env(config, 0)) as env:
+        encoder = Encoder(env.observation_space)
+    return math.isqrt(params.network_spec(torch.device("cpu")).count_encoder_products(encoder))
 
 
 def choose_threads(rows: int, width: int, cores: int) -> tuple[int, str]:

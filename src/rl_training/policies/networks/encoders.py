@@ -26,7 +26,8 @@ _CNNS: dict[str, type[NatureCNN | ImpalaCNN | SmallCNN]] = {
     "impala_cnn": ImpalaCNN,
     "small_cnn": SmallCNN,
 }
-_PROBE_ROWS = 2  # BatchNorm refuses a single row
+PROBE_ROWS = 2
+"""How many rows of zeros an encoder is tried with; BatchNorm refuses a single row."""
 
 
 def image_parts(encoder: Encoder) -> list[FeaturePart]:
@@ -175,7 +176,7 @@ def _run(own: NestedEncoder, who: str) -> Any:
     """Run an encoder on rows of zeros."""
     try:
         with torch.no_grad():
-            return own(torch.zeros(_PROBE_ROWS, own.encoder.size))
+            return own(torch.zeros(PROBE_ROWS, own.encoder.size))
     except Exception as error:
         text = f"{who}: fails for observations of {_describe(_env_space(own.encoder))}: {describe_error(error)}"
         raise ConfigError(text) from error
@@ -186,11 +187,11 @@ def _check(own: NestedEncoder, who: str) -> None:
     buffers = {name: buffer.clone() for name, buffer in own.module.named_buffers()}
     before = torch.default_generator.get_state()
     outputs = _run(own, who)
-    if not isinstance(outputs, Tensor) or outputs.shape != (_PROBE_ROWS, own.features_dim):
+    if not isinstance(outputs, Tensor) or outputs.shape != (PROBE_ROWS, own.features_dim):
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ConfigError(
             f"{who}: must give outputs [batch, {own.features_dim}], as its features_dim says; "
-            f"it gives {got} for {_PROBE_ROWS} observations"
+            f"it gives {got} for {PROBE_ROWS} observations"
         )
     changed = [name for name, buffer in own.module.named_buffers() if not torch.equal(buffer, buffers[name])]
     if changed:

@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from rl_training.policies.features import Encoder
 from rl_training.policies.networks.encoders import (
+    PROBE_ROWS,
     AnyEncoder,
     is_built_in,
     make_built_in_encoder,
@@ -64,6 +66,22 @@ class NetworkSpec:
         sizes = (*self.hidden_sizes, *(self.actor_hidden_sizes or ()), *(self.critic_hidden_sizes or ()))
         return max(sizes, default=1)
 
+    def make_encoder(self, encoder: Encoder) -> AnyEncoder:
+        """Make the encoder's module with its own initial weights, if it fits into memory."""
+        if not is_built_in(self.encoder):
+            return make_own_encoder(self.encoder, self.encoder_kwargs, encoder)
+        count = count_parameters(lambda: make_built_in_encoder(self.encoder, encoder))
+        check_parameters_fit(count, self.device)
+        return make_built_in_encoder(self.encoder, encoder)
+
+    def count_encoder_products(self, encoder: Encoder) -> int:
+        """Return how many multiplications the encoder takes per observation; 0 if it only flattens observations."""
+        with torch.random.fork_rng(devices=[]):
+            module = self.make_encoder(encoder)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            module(torch.zeros(PROBE_ROWS, encoder.size))
+        return int(counter.get_total_flops()) // (2 * PROBE_ROWS)  # an addition belongs to every multiplication
+
     def build(self, encoder: Encoder, head: Head, *, num_actions: int = 0) -> Network:
         """Build a network for rows of features, followed by `num_actions` columns that the encoder does not see."""
         fast = self._fast_network(encoder, head, num_actions, stack=None)
@@ -113,7 +131,9 @@ class _Recipe:
 
     def __call__(self) -> "EncodedNetwork":
         """Make the module with initial weights from torch's global generator."""
-        encoder = self._make_encoder()
+        encoder = self.spec.make_encoder(self.encoder)
+        if self._orthogonal and is_built_in(self.spec.encoder):
+            initialise_orthogonally(encoder)
         self._check_size(encoder)
         network = self._assemble(encoder)
         if self._orthogonal:
@@ -126,17 +146,6 @@ class _Recipe:
     @property
     def _orthogonal(self) -> bool:
         return self.heads[0].gain is not None
-
-    def _make_encoder(self) -> AnyEncoder:
-        name = self.spec.encoder
-        if not is_built_in(name):
-            return make_own_encoder(name, self.spec.encoder_kwargs, self.encoder)
-        count = count_parameters(lambda: make_built_in_encoder(name, self.encoder))
-        check_parameters_fit(count, self.spec.device)
-        encoder = make_built_in_encoder(name, self.encoder)
-        if self._orthogonal:
-            initialise_orthogonally(encoder)
-        return encoder
 
     def _check_size(self, encoder: AnyEncoder) -> None:
         """Refuse layers that do not fit into memory, before they are made."""
