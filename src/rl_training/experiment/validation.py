@@ -5,7 +5,6 @@ from inspect import Parameter, Signature, cleandoc
 from textwrap import indent
 from typing import Annotated, Any, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rl_training.errors import ConfigError, Problem
@@ -57,8 +56,8 @@ def _edit_distance(left: str, right: str) -> int:
 
 def to_plain(value: Any) -> Any:
     """Return the value with tuples as lists and NumPy's numbers as Python's; refuse what YAML cannot give back."""
-    if isinstance(value, np.generic):
-        value = value.item()
+    if type(value).__module__ == "numpy":  # which is imported only if such a value can exist
+        value = _from_numpy(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
@@ -67,9 +66,15 @@ def to_plain(value: Any) -> Any:
         if not all(isinstance(key, str) for key in value):
             raise ValueError(f"keys must be strings, got {list(value)}")
         return {key: to_plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):  # after a resume, the receiver would get a list, which calculates differently
-        raise ValueError("contains a NumPy array; give array.tolist(), and make an array of it where it is used")
     raise ValueError(f"contains a {type(value).__name__}; use plain values only (numbers, strings, lists, maps)")
+
+
+def _from_numpy(value: Any) -> Any:
+    import numpy as np
+
+    if isinstance(value, np.ndarray):  # a config file gives back a list, which calculates differently
+        raise ValueError("contains a NumPy array; give array.tolist(), and make an array of it where it is used")
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def config_error(problems: Iterable[Problem]) -> ConfigError:
