@@ -545,7 +545,7 @@ def test_a_worker_that_cannot_be_asked_has_no_states_in_a_saved_vector() -> None
 def test_a_state_that_cannot_be_saved_is_named() -> None:
     with closing(in_processes(kind=OddStateEnv)) as envs:
         envs.reset()
-        with pytest.raises(CheckpointError, match=r"env [01]: CheckpointError: get_state\(\) .* contains a set"):
+        with pytest.raises(CheckpointError, match=r"^env 0: CheckpointError: get_state\(\) .* contains a set"):
             envs.state_dict()
 
 

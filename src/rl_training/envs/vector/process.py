@@ -178,7 +178,7 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
             return self.tracker.state_dict()
         states: dict[int, Any] = {}
         commands: dict[int, Command] = dict.fromkeys(range(len(self._pool.slices)), ("state", None))
-        for failure in self._pool.exchange(commands, self._step_timeout, states).values():
+        for _, failure in sorted(self._pool.exchange(commands, self._step_timeout, states).items()):
             if failure.trace:
                 raise CheckpointError(f"env {failure.index}: {failure.cause}") from WorkerError(failure.trace)
         return self.tracker.state_dict([states.get(index) for index in range(self.num_envs)])
