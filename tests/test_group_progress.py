@@ -8,7 +8,7 @@ from rich.console import Console
 from rl_training.cli.group_progress import GroupDisplay
 from rl_training.experiment.groups import GroupRecord, SeedRecord
 from rl_training.groups.observer import SeedProgress
-from rl_training.rates import RecentRate, format_duration
+from rl_training.runtime.progress import RecentRate, format_duration
 
 SEEDS = tuple(SeedRecord(seed=seed, run_dir=f"run-{seed}") for seed in range(1, 5))
 GROUP = GroupRecord(

@@ -12,8 +12,7 @@ from rich.text import Text
 from rl_training.experiment.groups import GroupRecord, SeedStatus, format_seeds
 from rl_training.groups.observer import SeedProgress
 from rl_training.output import printable, shown_path
-from rl_training.rates import format_duration
-from rl_training.runtime.progress import ProgressDisplay, progress_console
+from rl_training.runtime.progress import ProgressDisplay, format_duration, progress_console
 
 _REDRAW_SECONDS = 0.5
 _LINE_SECONDS = 10.0

@@ -124,17 +124,19 @@ class EpisodeTracker:
         self.check_numbers(obs, actions, rewards)
         finished = self.record(actions, rewards, terminated | truncated)
         if finished:
-            num_envs = len(self.lengths)
             finished["episode"]["info"] = [
-                self._reader.read(info_of(infos, index, num_envs) if env_infos is None else env_infos.get(index, {}))
-                if ended
-                else {}
+                self._read_info(index, infos, env_infos) if ended else {}
                 for index, ended in enumerate(self.ended.tolist())
             ]
             infos.update(finished)
         if self.recorder.recording:
             self.recorder.record_step(actions, obs, rewards, terminated, truncated)
         return result
+
+    def _read_info(self, index: int, infos: Info, env_infos: Mapping[int, Info] | None) -> dict[str, float]:
+        """Return the numbers that one env reported with its last step; most envs report nothing."""
+        info = info_of(infos, index, len(self.lengths)) if env_infos is None else env_infos.get(index)
+        return self._reader.read(info) if info else {}
 
     def record(self, actions: Array, rewards: DoubleArray, ended: BoolArray) -> dict[str, Any]:
         """Count one step of every env, and return the infos of the episodes that ended with it.

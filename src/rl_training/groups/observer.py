@@ -7,8 +7,8 @@ from typing import Protocol
 
 from rl_training.experiment.groups import GroupRecord, SeedRecord, SeedStatus
 from rl_training.experiment.metrics import logged_evaluation
-from rl_training.rates import RecentRate
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.progress import RecentRate
 from rl_training.runtime.types import MetricDict
 
 

@@ -286,4 +286,4 @@ def episode_metrics(episodes: Sequence[Episode]) -> MetricDict:
         return {}
     returns, lengths, infos = zip(*episodes, strict=True)
     means = {"ep_rew_mean": float(np.mean(returns)), "ep_len_mean": float(np.mean(lengths))}
-    return {**means, **average_numbers(infos)}
+    return {**means, **average_numbers(infos)} if any(infos) else means

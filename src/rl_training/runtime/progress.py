@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TextIO, cast
@@ -11,13 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 
 from rl_training.output import DroppingStream, printable, shown_path
-from rl_training.rates import RecentRate, format_duration
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import CollectResult
 from rl_training.runtime.trainer import TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
 
 _LINE_SECONDS = 5.0
+_WINDOW_SECONDS = 30.0  # from whose speed the time left is estimated
+_SPACING_SECONDS = 1.0
 
 # (label, metric, format) in the order shown.
 _SHOWN = (
@@ -33,6 +35,37 @@ _SHOWN = (
 def progress_console() -> Console:
     """Make a console on stderr that drops what cannot be written; the default one would raise and end the run."""
     return Console(file=cast(TextIO, DroppingStream(sys.stderr)))
+
+
+class RecentRate:
+    """Env steps per second over the last half minute; over a longer time if the updates are further apart."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[float, int]] = deque()
+        self._newest = (0.0, 0)
+
+    def add(self, clock: float, step: int) -> None:
+        """Add the env step that a run has reached at time `clock`, in seconds."""
+        self._newest = (clock, step)
+        if not self._kept or clock - self._kept[-1][0] >= _SPACING_SECONDS:
+            self._kept.append(self._newest)
+        while len(self._kept) > 2 and self._kept[1][0] <= clock - _WINDOW_SECONDS:
+            self._kept.popleft()
+
+    @property
+    def value(self) -> float:
+        """The rate; 0 until there are two updates."""
+        if not self._kept:
+            return 0.0
+        (started_at, first_step), (clock, step) = self._kept[0], self._newest
+        return max(step - first_step, 0) / max(clock - started_at, 1e-6)
+
+
+def format_duration(seconds: float) -> str:
+    """Format seconds as `1:02:03` or `2:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class ProgressDisplay(Callback):
