@@ -17,7 +17,7 @@ RUN_PAGES = [ROOT / "README.md", DOCS / "python_api.md", DOCS / "algorithms.md",
 """Their Python blocks are run; those of the other pages are compiled only."""
 
 _FENCED = re.compile(r"^[ ]*```(\w*)\n(.*?)^[ ]*```$", re.DOTALL | re.MULTILINE)
-_BUDGET = re.compile(r"(?<=total_timesteps=)[0-9_]+")
+_BUDGET = re.compile(r"(?<=total_timesteps=)[0-9_]+|(?<=\.learn\()[0-9_]+")
 _FILE_NAME = re.compile(r"# (\w+\.py)\n")
 _OPTION = re.compile(r"--[a-z][a-z-]*")
 
