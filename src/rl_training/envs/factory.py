@@ -206,9 +206,8 @@ def check_num_envs(config: TrainConfig) -> None:
     remedy = f"lower num_envs={config.num_envs}"
     if config.vectorization == "async":
         workers = -(-config.num_envs // config.envs_per_worker)
-        purpose, remedy = f"{workers:,} worker processes", f"{remedy} or raise envs_per_worker={config.envs_per_worker}"
-        check_processes(workers, _THREADS_PER_WORKER, purpose, remedy)
-        check_open_files(_FILES_PER_WORKER * workers, purpose, remedy)
+        remedy = f"{remedy} or raise envs_per_worker={config.envs_per_worker}"
+        _check_workers(workers, "worker processes", remedy)
     if config.num_envs > _MAX_UNMEASURED_ENVS:
         check_memory(_vector_bytes(config), remedy)
 
@@ -220,6 +219,15 @@ def _check_collectors(config: TrainConfig) -> None:
         raise ConfigError(
             f"vectorization='async': with collect_on={config.collect_on!r}, each collector steps its own envs; use auto"
         )
+    if config.collect_on == "processes":
+        _check_workers(config.collectors, "collector processes", f"lower collectors={config.collectors}")
+
+
+def _check_workers(count: int, what: str, remedy: str) -> None:
+    """Refuse more processes than the system allows."""
+    purpose = f"{count:,} {what}"
+    check_processes(count, _THREADS_PER_WORKER, purpose, remedy)
+    check_open_files(_FILES_PER_WORKER * count, purpose, remedy)
 
 
 def _vector_bytes(config: TrainConfig) -> int:
