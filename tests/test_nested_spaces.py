@@ -63,7 +63,7 @@ def learn(make_config: MakeConfig, algo: str, env_id: str, steps: int, **changes
 @ALGORITHMS
 @pytest.mark.parametrize("env_id", ["Nested-v0", "Tuple-v0"])
 def test_all_parts_of_an_observation_are_used(make_config: MakeConfig, algo: str, env_id: str) -> None:
-    _, run_dir = learn(make_config, algo, env_id, 8_000 if algo == "ppo" else 4_000)
+    _, run_dir = learn(make_config, algo, env_id, 4_000 if algo == "ppo" else 2_000)
     assert evaluate_checkpoint(run_dir, 20)["eval_return_mean"] >= 9.9
 
 
@@ -74,7 +74,7 @@ def test_an_illegal_action_is_never_taken_and_the_best_legal_one_is_found(
 ) -> None:
     """The env raises if an illegal action reaches it, in warm-up, training or evaluation."""
     changes = {"env_kwargs": env_kwargs, "action_mask": "auto"}
-    _, run_dir = learn(make_config, algo, env_id, 6_000 if algo == "ppo" else 4_000, **changes)
+    _, run_dir = learn(make_config, algo, env_id, 3_000 if algo == "ppo" else 2_000, **changes)
     metadata = read_metadata(context_of(run_dir))
     assert metadata["decisions"]["action_mask"] == f"{source}: illegal actions are never taken"
     metrics = evaluate_checkpoint(run_dir, 40)
@@ -187,7 +187,7 @@ def test_predictions_respect_masks(
 
 
 def test_nested_actions_reach_the_env_as_it_expects_them(make_config: MakeConfig) -> None:
-    _, run_dir = learn(make_config, "ppo", "NestedAction-v0", 12_000)
+    _, run_dir = learn(make_config, "ppo", "NestedAction-v0", 6_000)
     assert evaluate_checkpoint(run_dir, 40)["eval_return_mean"] >= 2.6  # of 3
     model = PPO.load(run_dir)
     action = model.predict(np.array([1.0, 1.0], np.float32))

@@ -144,7 +144,7 @@ def test_a_module_solves_the_probe_that_the_mlp_solves(make_config: MakeConfig, 
 
 
 @pytest.mark.parametrize("encoder", ["auto", "sample_networks:GridCNN"])
-@pytest.mark.parametrize(("algo", "steps"), [("ppo", 6_000), ("dqn", 2_500)])
+@pytest.mark.parametrize(("algo", "steps"), [("ppo", 6_000), ("dqn", 1_250)])
 def test_cnns_learn_from_images(make_config: MakeConfig, algo: str, steps: int, encoder: str) -> None:
     _, settings, _ = MODELS[algo]
     params = {**settings, "encoder": encoder, "learning_rate": 1e-3}

@@ -25,7 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a2c": {"num_steps": 4, "hidden_sizes": [32], "learning_rate": 1e-2, "gamma": 0.9},
     "td3": {**REPLAY, "gradient_steps": 4, "hidden_sizes": [32], "learning_rate": 3e-3, "gamma": 0.9, "tau": 0.05},
 }
-PROBES = {"a2c": ("MatchProbe", 8_000), "td3": ("ContinuousMatchProbe", 6_000)}
+PROBES = {"a2c": ("MatchProbe", 4_000), "td3": ("ContinuousMatchProbe", 3_000)}
 
 
 def install(site: Path, name: str, target: str, code: str | None = None) -> None:

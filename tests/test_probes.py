@@ -32,10 +32,10 @@ MODELS: dict[str, tuple[type[Algorithm], dict[str, Any], int]] = {
             "learning_rate": 5e-3,
             "gamma": 0.9,
         },
-        8_000,
+        4_000,
     ),
-    "dqn": (DQN, {**REPLAY, "learning_rate": 5e-3, "target_update_interval": 40, "exploration_fraction": 0.5}, 2_400),
-    "sac": (SAC, {**REPLAY, "learning_rate": 5e-3, "tau": 0.05, "alpha": 0.01}, 2_400),
+    "dqn": (DQN, {**REPLAY, "learning_rate": 5e-3, "target_update_interval": 40, "exploration_fraction": 0.5}, 1_200),
+    "sac": (SAC, {**REPLAY, "learning_rate": 5e-3, "tau": 0.05, "alpha": 0.01}, 1_200),
 }
 DISCRETE = pytest.mark.parametrize("algo", ["ppo", "dqn"])
 CONTINUOUS = pytest.mark.parametrize("algo", ["ppo", "sac"])
