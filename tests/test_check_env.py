@@ -18,6 +18,7 @@ from rl_training.envs.checks.contract import trainable_by
 from rl_training.envs.checks.findings import Finding, Subject
 from rl_training.envs.checks.processes import check_process
 from rl_training.envs.checks.recording import Recording
+from rl_training.envs.checks.repeats import check_resume
 from rl_training.envs.checks.values import check_speed
 from rl_training.errors import EnvironmentSetupError
 from rl_training.packing import PackedActions, PackedObservations, describe_actions, is_packed_as_observation
@@ -296,3 +297,11 @@ def test_each_part_of_an_action_is_described() -> None:
     )
     expected = "gear: one of 3, keys: 4 bits, lights: one each of 2, 3, wheel: 2 numbers, scaled to their bounds"
     assert describe_actions(space) == describe_actions(PackedActions(space)) == expected
+
+
+@pytest.mark.parametrize("name", ["NestedEnv", "TupleEnv", "NestedActionEnv", "MaskedEnv", "MaskMethodEnv"])
+def test_exact_resume_is_checked_in_nested_and_masked_envs_too(name: str) -> None:
+    finding = check_resume(Subject(f"sample_spaces:{name}", {}, 100, 1))
+    assert finding == Finding(
+        "exact resume", "ok", "a fresh env continues bit for bit, by replaying the actions of its episode"
+    )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from gymnasium import spaces
 
-from rl_training.envs.making import make_raw_env
+from rl_training.envs.making import make_raw_env, make_single_env
 from rl_training.envs.restore import AnyEnv
 from rl_training.errors import describe_error
 from rl_training.plugins import Entry
@@ -51,6 +51,10 @@ class Subject:
     def make(self) -> AnyEnv:
         """Make a fresh env; the caller closes it."""
         return make_raw_env(self.env_id, self.env_kwargs, self.wrappers)
+
+    def make_for_training(self, action_mask: str) -> AnyEnv:
+        """Make a fresh env whose observations and actions are arrays, as training does; the caller closes it."""
+        return make_single_env(self.env_id, self.env_kwargs, action_mask, wrappers=self.wrappers)
 
 
 Check = Callable[[Subject], Finding]

@@ -4,12 +4,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
 
 from rl_training.envs.checks.findings import Finding, Subject, random_actions
+from rl_training.envs.packed import find_mask
 from rl_training.envs.replay_check import find_difference
 from rl_training.envs.restore import AnyEnv, own_state, same_values
 from rl_training.streams import derive_seed
@@ -133,8 +135,10 @@ def check_seeds_differ(subject: Subject) -> Finding:
 
 def check_resume(subject: Subject) -> Finding:
     """Check that a fresh env, restored to the middle of an episode, continues bit for bit like the original."""
+    with closing(subject.make()) as env:
+        mask = find_mask(env)
     try:
-        difference = find_difference(subject.make, (), subject.seed)
+        difference = find_difference(partial(subject.make_for_training, mask), (), subject.seed)
     except TimeoutError as error:
         return Finding(
             "exact resume", "warning", f"the env is too slow to check: {error}", "resume reports whether it was exact"
