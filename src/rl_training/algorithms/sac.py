@@ -72,7 +72,7 @@ class SACParams(OffPolicyParams):
 
 
 def soft_targets(batch: Batch, next_values: Tensor, next_logprobs: Tensor, alpha: float | Tensor) -> Tensor:
-    """Reward plus the discounted soft value: the lower of the two target critics, and the entropy bonus."""
+    """Add to the reward the discounted soft value: the lower of the two target critics, plus the entropy bonus."""
     soft_values = next_values.min(dim=0).values - alpha * next_logprobs
     return batch["rewards"] + batch["discounts"] * soft_values
 
@@ -122,7 +122,7 @@ class SACLearner:
 
     @property
     def alpha(self) -> float:
-        """The temperature now; one that has run away is too large for float32, so that its step is refused."""
+        """The current temperature. If it diverges, it becomes too large for float32, and the next step is refused."""
         return math.exp(min(self._log_alpha.value, 700.0))
 
     def make_actor(self, envs: Sequence[int]) -> Actor:
@@ -202,7 +202,7 @@ class SACLearner:
         return LossGradients(gradients, torch.stack([loss, -draw.logprobs.mean()]))
 
     def state_dict(self) -> dict[str, Any]:
-        """All networks, the temperature, every optimizer, and the streams."""
+        """Return all networks, the temperature, every optimizer, and the streams."""
         return {
             "policy": self.policy.state_dict(),
             "critics": self.critics.params.state_dict(),

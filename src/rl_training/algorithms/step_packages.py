@@ -1,6 +1,6 @@
-"""Gradient steps compiled ahead of time, in a process of their own, and kept on disk: this one holds no compiler.
+"""Compile gradient steps ahead of time in another process, so that this one needs no compiler, and keep them on disk.
 
-`main` is that process: it reads a pickled step and inputs like those to come, and writes a package.
+`main` runs in that other process: it reads a pickled step and example inputs, and writes a package.
 """
 
 import fcntl
@@ -45,7 +45,7 @@ class Step(Protocol):
         """Compute the step."""
 
     def describe(self) -> str:
-        """Everything that the step depends on beside its code and the form of its inputs."""
+        """Describe everything that the step depends on, except its code and the shapes of its inputs."""
 
 
 class CompiledStep(Protocol):
@@ -70,7 +70,7 @@ def load_step(key: str, step: Step, inputs: Sequence[Tensor]) -> CompiledStep:
 
 
 def _private_cache() -> Path:
-    """The folder of packages, which nobody else can write: its files are loaded as code."""
+    """Return the folder of packages. Only its owner can write to it, because its files are loaded as code."""
     for folder in (cache_dir(), cache_dir() / "steps"):
         make_private_folder(folder)
     return folder
@@ -101,7 +101,7 @@ def _acquire(path: Path, operation: int) -> int | None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the path still leads to the open file, which another process may have removed meanwhile."""
+    """Return whether the path still leads to the open file; another process may have removed it in the meantime."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -130,7 +130,7 @@ def _load_kept(package: Path) -> CompiledStep | None:
 
 
 def has_package(key: str) -> bool:
-    """Whether the package with this key is kept on this machine."""
+    """Return whether the package with this key is kept on this machine."""
     try:
         return (_private_cache() / f"{key}{_PACKAGE}").exists()
     except OSError:
@@ -250,8 +250,8 @@ def _compile_elsewhere(step: Step, inputs: Sequence[Tensor], package: Path) -> N
     errors = _order_and_wait(compiler, order.getvalue())
     if compiler.returncode != 0:
         lines = errors.decode(errors="replace").strip().splitlines()
-        told_by_itself = lines[-1].removeprefix("RuntimeError: ") if lines and compiler.returncode > 0 else None
-        raise RuntimeError(told_by_itself or describe_exit(compiler.returncode))
+        reason = lines[-1].removeprefix("RuntimeError: ") if lines and compiler.returncode > 0 else None
+        raise RuntimeError(reason or describe_exit(compiler.returncode))
 
 
 def _order_and_wait(compiler: "subprocess.Popen[bytes]", order: bytes) -> bytes:
@@ -306,15 +306,15 @@ def _compile_here(order: Any, package: Path) -> None:
     torch.set_num_threads(num_threads)  # the generated loops are split for that many
 
     class Graph(torch.nn.Module):
-        """What the exporter takes."""
+        """The step as a module, which is what the exporter accepts."""
 
         def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-            """The step."""
+            """Compute the step."""
             outputs: tuple[Tensor, ...] = step(*given)
             return outputs
 
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # what the compiler thinks of itself
+        warnings.simplefilter("ignore")  # the compiler's warnings about its own code
         try:
             exported = torch.export.export(Graph(), inputs, strict=False)
         except Exception:  # it refuses automatic differentiation; traced to plain operations first, it does not

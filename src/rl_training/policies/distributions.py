@@ -60,7 +60,7 @@ class ActionDistribution(Protocol):
         """Return the likeliest legal action per row."""
 
     def to_env(self, actions: Array) -> Array:
-        """What the env receives for these actions."""
+        """Return what the env receives for these actions."""
 
     def score(
         self, params: Mapping[str, Tensor], outputs: Tensor, actions: Tensor, masks: Tensor | None = None
@@ -234,7 +234,7 @@ class MultiCategoricalScores:
         return torch.cat([separate[:, number, :count] for number, count in enumerate(self._choices)], dim=1)
 
     def backward(self, logprob_gradients: Tensor, entropy_gradient: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """Every softmax gets the gradient of the sums."""
+        """Pass the gradient of the sums on to every softmax."""
         gradients = logprob_gradients.unsqueeze(1).expand(-1, len(self._choices))
         outputs = self._join(self._scores.backward(gradients, entropy_gradient)[0])
         return outputs if self._masks is None else torch.where(self._masks, outputs, 0.0), {}
@@ -254,7 +254,7 @@ class Bernoulli:
 
     @property
     def parts(self) -> tuple[ActionPart, ...]:
-        """1 for every positive output."""
+        """Return 1 for every positive output, 0 for the others."""
         columns = slice(0, self.num_outputs)
         return (ActionPart(kind="bits", outputs=columns, shape=self._env_shape, dtype=np.dtype(self._env_dtype)),)
 
@@ -500,7 +500,7 @@ class ProductScores:
         self.entropies = torch.stack([part.entropies for part in parts]).sum(dim=0)
 
     def backward(self, logprob_gradients: Tensor, entropy_gradient: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """Every part gets the gradient of the sums."""
+        """Pass the gradient of the sums on to every part."""
         found = [part.backward(logprob_gradients, entropy_gradient) for part in self._parts]
         log_std = [params[LOG_STD] for _, params in found if params]
         return torch.cat([outputs for outputs, _ in found], dim=1), {LOG_STD: torch.cat(log_std)} if log_std else {}

@@ -53,7 +53,7 @@ class Network(Protocol):
 
 @runtime_checkable
 class ModularNetwork(Network, Protocol):
-    """A network that can be had as a module, to be exported."""
+    """A network that can be exported as a module."""
 
     def to_module(self, params: Mapping[str, Tensor]) -> nn.Module:
         """Return a module with its own copy of `params`, which maps features [batch, in] to outputs for acting."""
