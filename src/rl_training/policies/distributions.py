@@ -254,7 +254,7 @@ class Bernoulli:
 
     @property
     def parts(self) -> tuple[ActionPart, ...]:
-        """Return 1 for every positive output, 0 for the others."""
+        """One part of bits: 1 for every positive output, 0 for the others."""
         columns = slice(0, self.num_outputs)
         return (ActionPart(kind="bits", outputs=columns, shape=self._env_shape, dtype=np.dtype(self._env_dtype)),)
 
