@@ -129,7 +129,7 @@ def test_help_shows_every_command_under_a_heading_with_a_whole_sentence(capsys: 
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
     headings = [line for line in printed.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert headings == ["Train:", "Look at results:", "Check:", "Options:", "Examples:"]
+    assert headings == ["Train:", "Look at results:", "Deploy:", "Check:", "Options:", "Examples:"]
     for name, command in COMMANDS.items():
         sentence = (command.help or "").splitlines()[0].partition(". ")[0].rstrip(".")
         assert re.search(rf"^  {name} +{re.escape(sentence)}\.$", printed, re.MULTILINE)

@@ -118,6 +118,7 @@ def test_ppo_normalises_the_last_observations_as_all_others(make_config: MakeCon
     config = make_config(num_envs=1, algo_kwargs={**NORMALISED, "num_steps": 1, "minibatch_size": 1, "gamma": 0.5})
     learner = build_ppo_learner(config, spaces.Box(-99.0, 99.0, (1,)), spaces.Discrete(2))
     learner.policy.encoder.observe(np.array([[0.0], [20.0]], np.float32))  # mean 10, deviation 10
+    learner.policy.encoder.refresh()
     rollout = build_rollout(config, learner)
     rollout.add(
         obs=[[10.0]], actions=[0], rewards=[0.0], dones=[True], truncated=np.array([True]), last_obs=np.array([[30.0]])
@@ -137,6 +138,7 @@ def test_ppo_learns_from_a_rollout_with_the_statistics_it_was_collected_with(mak
     config = make_config(num_envs=1, algo_kwargs=kwargs)
     learner = build_ppo_learner(config, spaces.Box(-99.0, 99.0, (1,)), spaces.Discrete(2))
     learner.policy.encoder.observe(np.array([[-1.0], [1.0]], np.float32))
+    learner.policy.encoder.refresh()
     rollout = build_rollout(config, learner)
     actor = learner.make_actor(range(1))
     for step in range(8):

@@ -158,7 +158,9 @@ def test_a_local_factory_trains_and_is_asked_for_later(
     forget()
     remedy = r"define it again and give it to load\(\), as in PPO.load\(path, env=make_walk\)"
     with pytest.raises(ConfigError, match=remedy):
-        PPO.load(short)
+        PPO.load(short).evaluate(1)
+    with pytest.raises(ConfigError, match=remedy):
+        PPO.load(short).learn(128)
     for command in (["eval", "--checkpoint", str(short)], ["resume", str(short), "--total-timesteps", "128"]):
         assert main(command) == 2
         assert "PPO.load(path, env=make_walk)" in capsys.readouterr().err

@@ -20,7 +20,7 @@ def export(
             metavar="FORMAT",
             rich_help_panel=OUTPUT,
             autocompletion=complete_format,
-            help="onnx, torch (a program of torch.export), or numpy (needs nothing but NumPy to act).",
+            help="One of onnx, torch (a program of torch.export), or numpy (needs nothing but NumPy to act).",
         ),
     ],
     output: Annotated[
@@ -30,7 +30,7 @@ def export(
     best: BestOption = False,
     trust: TrustOption = False,
 ) -> int:
-    """Write the policy of a trained agent as a file that acts without this package.
+    """Write a trained agent to ONNX, torch or NumPy.
 
     The file is written only if the policy acts like the agent on 1,000 observations.
 

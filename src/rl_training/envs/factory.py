@@ -23,7 +23,13 @@ from rl_training.envs.vector.native import SeededCartPole
 from rl_training.envs.vector.process import AsyncEpisodeVectorEnv
 from rl_training.envs.vector.protocol import BatchedEnv, EnvFactory, VectorEnv
 from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
-from rl_training.errors import ConfigError, EnvironmentSetupError, EnvironmentStepError, describe_error
+from rl_training.errors import (
+    ConfigError,
+    EnvironmentSetupError,
+    EnvironmentStepError,
+    RLTrainingError,
+    describe_error,
+)
 from rl_training.experiment.config import TrainConfig, env_code
 from rl_training.limits import check_open_files, check_processes
 from rl_training.memory import check_memory
@@ -114,6 +120,8 @@ def make_vector_env(config: TrainConfig, envs: range | None = None) -> VectorEnv
             step_timeout=config.step_timeout or WORKER_STEP_TIMEOUT,
             max_restarts=config.env_restarts,
         )
+    except RLTrainingError:  # its message is clear already
+        raise
     except (TypeError, ValueError, Error) as error:  # spaces that do not fit into shared memory
         raise EnvironmentSetupError(
             f"{config.env_id} cannot run in worker processes ({first_line(error)}); "
