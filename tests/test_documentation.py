@@ -138,7 +138,7 @@ def test_configs_are_accepted(page: Path, tmp_path: Path, capsys: pytest.Capture
         config = tmp_path / f"{number}.yaml"
         config.write_text(body)
         code = main(["train", "--config", str(config), "--dry-run"])
-        lacks_extra = "needs an extra: pip install 'rl-training[" in capsys.readouterr().err  # the config itself is fine
+        lacks_extra = "needs an extra: pip install 'rl-training[" in capsys.readouterr().err  # the config is fine
         assert code == 0 or lacks_extra
 
 
