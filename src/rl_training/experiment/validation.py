@@ -36,7 +36,8 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     has the highest version.
     """
     allowed = max(1, len(name) // _LETTERS_PER_EDIT)
-    edits = {each: _edit_distance(name.lower(), each.lower()) for each in known}
+    similar = [each for each in known if abs(len(each) - len(name)) <= allowed]  # others need more edits than that
+    edits = {each: _edit_distance(name.lower(), each.lower()) for each in similar}
     nearest = max(edits, key=lambda each: (-edits[each], each), default=None)
     return nearest if nearest is not None and edits[nearest] <= min(allowed, len(name) - 1) else None
 
