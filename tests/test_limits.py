@@ -210,7 +210,10 @@ def test_workers_that_need_more_open_files_than_allowed_are_refused(
     for command in (["train", *flags, *many], ["train", *flags, *many, "--dry-run"]):
         assert main(command) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert f"64 worker processes need about {few_files - 40 + 3 * 64 + 16} open files" in line
+        needed = re.search(r"64 worker processes need about (\d+) open files", line)
+        assert needed is not None
+        # Files that other tests left open may be closed in between.
+        assert few_files - 40 + 3 * 64 <= int(needed[1]) <= few_files - 40 + 3 * 64 + 16
         assert f"the limit is {few_files} (ulimit -n)" in line
         assert "lower num_envs=64 or raise envs_per_worker=1" in line
     assert not (tmp_path / "runs").exists()
