@@ -254,18 +254,14 @@ def test_the_gate_compares_the_memory_of_a_full_replay_buffer() -> None:
 
 def test_the_image_env_rewards_a_paddle_below_the_ball() -> None:
     env = FallingBall()
-    returns = []
-    for follow in (False, True):
-        image, _ = env.reset(seed=3)
-        total, ended, steps = 0.0, False, 0
-        while not ended:
-            ball, paddle = image[:-4].max(axis=(0, 2)).nonzero()[0], image[-1].nonzero()[0]
-            away = ball.mean() - paddle.mean() if follow and len(ball) else 0.0
-            image, reward, ended, _, _ = env.step(1 + (away > 4) - (away < -4))
-            total, steps = total + reward, steps + 1
-        returns.append(total)
-        assert steps == 63
-    assert 45.0 < returns[1] > 2 * returns[0]
+    image, _ = env.reset(seed=3)
+    total, ended, steps = 0.0, False, 0
+    while not ended:
+        ball = (image == 255).any(axis=(0, 2)).nonzero()[0]
+        image, reward, ended, _, _ = env.step(int(ball.mean()) // 28)
+        total, steps = total + reward, steps + 1
+    assert steps == 63
+    assert total > 50.0
 
 
 def test_the_gate_reads_a_file_and_answers_by_exit_code(
