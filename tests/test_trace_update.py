@@ -7,7 +7,7 @@ from trace_update import trace_update
 
 
 def test_the_way_from_the_command_line_to_a_gradient_step_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl_training.cli.progress._LINE_SECONDS", math.inf)  # a slow machine would print on the way
+    monkeypatch.setattr("rl_training.runtime.progress._LINE_SECONDS", math.inf)  # a slow machine would print on the way
     trace = trace_update()
     assert trace.calls[0] == ("cli/app.py", "main")
     assert trace.calls[-1][0] == "algorithms/ppo.py"
