@@ -40,5 +40,5 @@ class LearnerFactory(Generic[ParamsT, LearnerT]):
     def build(
         self, config: TrainConfig, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
     ) -> LearnerT:
-        """Build a learner for these spaces, as a run with this config starts with."""
+        """Build the learner with which a run of this config starts, for these spaces."""
         return self.make(self.params, learner_setup(config, observation_space, action_space))

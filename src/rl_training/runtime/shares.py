@@ -1,4 +1,4 @@
-"""A group of envs with its own actor: on an order, it collects its whole share of an iteration by itself.
+"""A group of envs with its own actor, which collects its whole share of an iteration when it gets an order.
 
 A share is a function of the order, and of the state that the group had before. So a group that is lost can be made anew
 anywhere, and repeats its share bit for bit.
