@@ -26,7 +26,7 @@ from rl_training.errors import ConfigError, RunDirectoryError, TrainingStateErro
 from rl_training.experiment.groups import format_seeds, parse_seeds, read_group
 from rl_training.experiment.runs import context_of, find_runs, read_metadata, update_metadata
 from rl_training.groups.many_seeds import resolve_jobs, resume_seeds, train_seeds
-from rl_training.groups.seed_process import ProgressReporter
+from rl_training.groups.run_process import ProgressReporter
 from rl_training.runtime.callbacks import StopRules
 from rl_training.runtime.trainer import TrainerState
 
@@ -59,15 +59,15 @@ class Place:
         return group_dir
 
     def order(self, seed: int, order: str) -> None:
-        (self.orders / f"seed-{seed}").write_text(order)
+        (self.orders / f"run-{seed}").write_text(order)
 
     def hold(self, *seeds: int) -> None:
         for seed in seeds:
-            os.mkfifo(self.orders / f"seed-{seed}")
+            os.mkfifo(self.orders / f"run-{seed}")
 
     def catch(self, *seeds: int) -> list[IO[str]]:
         """Wait until the envs of these seeds are held up; they continue when the returned files are closed."""
-        return [(self.orders / f"seed-{seed}").open("w") for seed in seeds]
+        return [(self.orders / f"run-{seed}").open("w") for seed in seeds]
 
     def lift(self) -> None:
         for path in self.orders.iterdir():
@@ -340,7 +340,7 @@ def test_seeds_whose_owner_was_killed_save_and_end_and_nobody_takes_their_runs_b
         held = place.catch(1, 2)
         process.kill()
     group_dir = place.group()
-    (place.orders / "seed-3").write_text("fail")
+    (place.orders / "run-3").write_text("fail")
     with pytest.warns(UserWarning, match=f"process {process.pid} on .* ended without removing .*run.lock"):
         assert main(["resume", str(group_dir)]) == 1
     assert all("is in use by process" in (record.reason or "") for record in read_group(group_dir).seeds[:2])
@@ -610,7 +610,7 @@ def test_group_json_is_plain_json(finished: Path) -> None:
 def test_a_script_that_its_own_seeds_import_does_not_begin_further_groups(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multiprocessing.current_process(), "name", "seed-1")
+    monkeypatch.setattr(multiprocessing.current_process(), "name", "run-1")
     with pytest.raises(TrainingStateError, match="below `if __name__ =="):
         train_seeds(make_config(), [1, 2])
     assert not make_config().output_dir.exists()

@@ -31,9 +31,10 @@ from rl_training.experiment.groups import (
 )
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import check_output_dir
+from rl_training.groups.executor import Executor, RunEvent, Started, collected_signals, run_jobs
 from rl_training.groups.observer import GroupObserver, SeedProgress, SilentObserver
-from rl_training.groups.seed_pool import SeedEvent, Started, collected_signals, run_processes
-from rl_training.groups.seed_process import Outcome, ProgressUpdate, SeedJob, in_seed_process
+from rl_training.groups.process_executor import ProcessExecutor
+from rl_training.groups.run_process import Outcome, ProgressUpdate, RunJob, in_run_process
 from rl_training.limits import check_open_files
 from rl_training.memory import check_memory
 from rl_training.runtime.callbacks import StopRules
@@ -113,9 +114,9 @@ def resume_seeds(
 
 def prepare_group(config: TrainConfig, seeds: Iterable[int], jobs: Jobs, stop: StopRules) -> PreparedGroup:
     """Create the directory of a new group, after checking that its config can be trained."""
-    if in_seed_process():
+    if in_run_process():
         raise TrainingStateError(
-            'the process of a seed cannot start a group: train many seeds below `if __name__ == "__main__":`'
+            'the process of a run cannot start a group: train many seeds below `if __name__ == "__main__":`'
         )
     # An env may change the working directory, so the path must be absolute.
     config = config.model_copy(update={"output_dir": config.output_dir.absolute()})
@@ -168,21 +169,24 @@ def is_complete(group: PreparedGroup) -> bool:
     return group.record.status == "completed" and all(record.done for record in left)
 
 
-def run_group(group: PreparedGroup, observer: GroupObserver | None = None) -> GroupResult:
+def run_group(
+    group: PreparedGroup, observer: GroupObserver | None = None, executor: Executor | None = None
+) -> GroupResult:
     """Train all unfinished seeds; on a signal, raise `TrainingInterrupted` after every running seed has saved."""
     lock = RunLock(group.group_dir).acquire()
     try:
-        return _GroupRun(group, observer or SilentObserver()).run()
+        return _GroupRun(group, observer or SilentObserver(), executor or ProcessExecutor()).run()
     finally:
         lock.release()
 
 
 class _GroupRun:
-    """A group in training: updates `group.json` and the observer from the events of the seed processes."""
+    """A group in training: updates `group.json` and the observer from the events of its runs."""
 
-    def __init__(self, group: PreparedGroup, observer: GroupObserver) -> None:
+    def __init__(self, group: PreparedGroup, observer: GroupObserver, executor: Executor) -> None:
         self._group = group
         self._observer = observer
+        self._executor = executor
         self._signal_announced = False
         # Read again, because another process may have changed it before the lock was taken.
         newest, budget = {each.seed: each for each in read_group(group.group_dir).seeds}, group.config.total_timesteps
@@ -193,14 +197,15 @@ class _GroupRun:
 
     def run(self) -> GroupResult:
         """Train until the last seed has ended."""
-        jobs = [self._job(record) for record in self._record.seeds if not record.done]
+        jobs = iter([self._job(record) for record in self._record.seeds if not record.done])
         if read_group(self._group.group_dir).total_timesteps != self._record.total_timesteps:
             write_group_config(self._group.group_dir, self._group.config)
         self._write()
         with collected_signals() as signals:
             self._observer.on_group_start(self._group.group_dir, self._record)
             try:
-                with closing(run_processes(jobs, self._record.jobs, signals)) as events:
+                loop = run_jobs(lambda: next(jobs, None), self._executor, self._record.jobs, signals)
+                with closing(loop) as events:
                     for event in events:
                         self._handle(event, signals)
             finally:
@@ -214,9 +219,10 @@ class _GroupRun:
             name = signal.Signals(signals[0]).name
             self._observer.on_message(f"{name}: the running seeds save and stop; a second signal kills them")
 
-    def _job(self, record: SeedRecord) -> SeedJob:
+    def _job(self, record: SeedRecord) -> RunJob:
         group_dir = self._group.group_dir
-        return SeedJob(
+        return RunJob(
+            name=str(record.seed),
             config=seed_config(self._group.config, record.seed, group_dir),
             run_dir=group_dir / record.run_dir,
             run_suffix=record.run_dir.rpartition("__")[2],
@@ -226,14 +232,14 @@ class _GroupRun:
             make_callback=self._observer.make_seed_callback,
         )
 
-    def _handle(self, event: tuple[int, SeedEvent] | None, signals: list[int]) -> None:
+    def _handle(self, event: tuple[str, RunEvent] | None, signals: list[int]) -> None:
         if event is None:
             self._announce_signal(signals)
         else:
-            self._apply_event(*event)
+            self._apply_event(int(event[0]), event[1])
         self._observer.on_progress(list(self._progress.values()))
 
-    def _apply_event(self, seed: int, event: SeedEvent) -> None:
+    def _apply_event(self, seed: int, event: RunEvent) -> None:
         progress = self._progress[seed]
         if isinstance(event, ProgressUpdate):
             progress.advance(event.step, event.metrics, time.monotonic())

@@ -234,8 +234,30 @@ class StopAfterWallTime(Callback):
         self._earlier = float(state["elapsed"])
 
 
+class StopAtStep(Callback):
+    """Ends the run at an env step; a resume to a later step continues as if it had never ended."""
+
+    def __init__(self, step: int) -> None:
+        if step < 1:
+            raise ConfigError(f"step={step}: give a step of at least 1")
+        self.step = step
+
+    def on_train_start(self, trainer: TrainerState) -> None:
+        """Stop if the step is already reached."""
+        self._check_step(trainer)
+
+    def on_collect_end(self, trainer: TrainerState, result: CollectResult) -> None:
+        """Stop after this iteration if the step is reached."""
+        del result
+        self._check_step(trainer)
+
+    def _check_step(self, trainer: TrainerState) -> None:
+        if trainer.global_step >= self.step:
+            trainer.request_stop(f"step {self.step} is reached")
+
+
 _BUILT_IN: dict[str, type[Callback]] = {
-    kind.__name__: kind for kind in (StopAtReturn, StopAt, StopWithoutImprovement, StopAfterWallTime)
+    kind.__name__: kind for kind in (StopAtReturn, StopAt, StopWithoutImprovement, StopAfterWallTime, StopAtStep)
 }
 
 
@@ -274,6 +296,8 @@ class StopRules:
     """The number of evaluations in a row without improvement after which the run ends."""
     at: Mapping[str, float] = field(default_factory=dict)
     """Other metrics of an evaluation, and the values at which the run ends."""
+    at_step: int | None = None
+    """The env step at which the run ends."""
 
     def callbacks(self) -> list[Callback]:
         """Return new callbacks that apply these conditions."""
@@ -284,4 +308,6 @@ class StopRules:
             callbacks.append(StopAfterWallTime(60.0 * self.after_minutes))
         if self.patience is not None:
             callbacks.append(StopWithoutImprovement(self.patience))
+        if self.at_step is not None:
+            callbacks.append(StopAtStep(self.at_step))
         return callbacks

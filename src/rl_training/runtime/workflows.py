@@ -40,12 +40,12 @@ from rl_training.experiment.runs import (
 )
 from rl_training.experiment.sources import Layer, read_yaml, resolve_config
 from rl_training.runtime.agents import Agent, build_agent, with_evaluation
-from rl_training.runtime.callbacks import Callback, Listener
+from rl_training.runtime.callbacks import Listener, StopAtStep
 from rl_training.runtime.evaluator import check_num_episodes
 from rl_training.runtime.registry import get_algorithm_spec, place_parameters
 from rl_training.runtime.run_utils import limited_threads
 from rl_training.runtime.saved import SKIPPED_ENV
-from rl_training.runtime.trainer import TrainerState, TrainResult
+from rl_training.runtime.trainer import TrainResult
 from rl_training.runtime.types import MetricDict
 
 _VERIFIED_DIGESTS = 3  # logged digests that a verification compares
@@ -340,26 +340,6 @@ class Verification:
     different: tuple[int, ...]
 
 
-class _StopAtStep(Callback):
-    """Ends a run at a given env step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_start(self, trainer: TrainerState) -> None:
-        """Stop if the step is already reached."""
-        self._check_step(trainer)
-
-    def on_update_end(self, trainer: TrainerState, result: object) -> None:
-        """Stop if the step is reached."""
-        del result
-        self._check_step(trainer)
-
-    def _check_step(self, trainer: TrainerState) -> None:
-        if trainer.global_step >= self.step:
-            trainer.request_stop(f"step {self.step} is reached")
-
-
 def verify_resume(run_dir: Path) -> Verification:
     """Continue from a checkpoint in a temporary directory, and compare the digests with those that the run stored."""
     context = context_of(run_dir)
@@ -386,7 +366,7 @@ def verify_resume(run_dir: Path) -> Verification:
         config = continued_config(state, [run_layer, quiet], force=True)
         if not config.callbacks:  # they may depend on evaluations
             config = config.model_copy(update={"eval_episodes": 0})
-        result = Fork(config, state).train(callbacks=[_StopAtStep(following[-1])])
+        result = Fork(config, state).train(callbacks=[StopAtStep(following[-1])])
         computed = read_digests(context_of(result.run_dir))
     equal = tuple(step for step in following if computed.get(step) == stored[step])
     return Verification(step_of(path), equal, tuple(step for step in following if step not in equal))

@@ -1,4 +1,4 @@
-"""The process of one seed: trains an ordinary run and reports to the main process of the group."""
+"""The process of one run of a group: trains it like any other run, and reports to the main process of the group."""
 
 import multiprocessing
 import os
@@ -37,13 +37,15 @@ from rl_training.signals import handled_stop_signals
 from rl_training.waits import shown_waits
 
 _UPDATE_SECONDS = 0.25
-_NAME_PREFIX = "seed-"
+_NAME_PREFIX = "run-"
 
 
 @dataclass(frozen=True)
-class SeedJob:
+class RunJob:
     """The run that a process trains, or resumes if it has a checkpoint."""
 
+    name: str
+    """A name that no other job of the group has."""
     config: TrainConfig
     run_dir: Path
     """The run directory, inside the config's output directory."""
@@ -107,13 +109,13 @@ class ProgressReporter(Callback):
             signal.raise_signal(signal.SIGTERM)
 
 
-def process_name(seed: int) -> str:
-    """Return the name of the process of a seed."""
-    return f"{_NAME_PREFIX}{seed}"
+def process_name(job: RunJob) -> str:
+    """Return the name of the process of a job."""
+    return f"{_NAME_PREFIX}{job.name}"
 
 
-def in_seed_process() -> bool:
-    """Return whether this code runs in the process of a seed, which also imports the script that started the group."""
+def in_run_process() -> bool:
+    """Return whether this code runs in the process of a run, which also imports the script that started the group."""
     return multiprocessing.current_process().name.startswith(_NAME_PREFIX)
 
 
@@ -135,8 +137,8 @@ def _ignore_repeated_signals() -> None:
         signal.signal(number, handle_first)
 
 
-def run_seed(job: SeedJob, connection: Connection) -> None:
-    """Train or resume one seed: the main function of its process."""
+def train_job(job: RunJob, connection: Connection) -> None:
+    """Train or resume one run: the main function of its process."""
     os.setpgid(0, 0)  # a terminal signals its foreground group; only the main process shall get that signal
     multiprocessing.set_start_method(job.start_method, force=True)
     drop_lost_output()
@@ -166,7 +168,7 @@ def _redirect_output(path: Path) -> None:
     os.close(descriptor)
 
 
-def _train(job: SeedJob, callbacks: Sequence[Callback]) -> Outcome:
+def _train(job: RunJob, callbacks: Sequence[Callback]) -> Outcome:
     try:
         context = context_of(job.run_dir)
         if not step_checkpoints(context.checkpoints_dir):
@@ -194,4 +196,4 @@ def _set_aside(context: RunContext) -> None:
         RunLock(context.run_dir).acquire().release()  # raises an error if another process is about to train there
         aside = set_aside(context.run_dir, "set-aside")
         reason = f"{context.run_dir} has no checkpoint to resume from"
-        warnings.warn(f"{reason}: it was renamed to {aside.name}, and the seed starts from the beginning", stacklevel=2)
+        warnings.warn(f"{reason}: it was renamed to {aside.name}, and the run starts from the beginning", stacklevel=2)
