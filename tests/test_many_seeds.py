@@ -360,7 +360,7 @@ def test_rules_that_end_runs_early_reach_every_seed_and_stay_with_the_group(
 ) -> None:
     config = make_config(total_timesteps=10**6)
     result = train_seeds(config, [4, 5], stop=StopRules(at_return=1.0))
-    assert result.record.stop == {"at_return": 1.0, "after_minutes": None, "patience": None, "at": {}}
+    assert result.record.stop == {"at_return": 1.0, "after_minutes": None, "patience": None, "at": {}, "at_step": None}
     assert {record.status for record in result.record.seeds} == {"stopped"}
     assert all((record.reason or "").startswith("evaluation reached ") for record in result.record.seeds)
     assert result.record.status == "completed"
