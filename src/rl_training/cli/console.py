@@ -11,8 +11,8 @@ from rich.text import Text
 
 from rl_training.errors import RunDirectoryError
 from rl_training.experiment.config import plain_config
-from rl_training.experiment.groups import LOGS_FOLDER
 from rl_training.experiment.metrics import RETURN
+from rl_training.experiment.records import LOGS_FOLDER
 from rl_training.experiment.runs import RunContext, context_of, find_runs, read_metadata
 from rl_training.output import printable, show_line, shown_path
 from rl_training.results.drawing import plot_run

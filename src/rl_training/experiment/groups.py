@@ -9,13 +9,12 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator
 
-from rl_training.errors import ConfigError, RunDirectoryError, describe_error
+from rl_training.errors import ConfigError, RunDirectoryError
 from rl_training.experiment.config import TrainConfig, describe_training_differences, plain_config
-from rl_training.experiment.files import check_folder, check_regular, read_json, write_text
+from rl_training.experiment.records import LOGS_FOLDER, check_directory_name, check_files, read_record, write_record
 from rl_training.experiment.runs import (
     CONFIG_FILE,
     context_of,
-    json_text,
     make_directory,
     read_metadata,
     run_name,
@@ -27,8 +26,6 @@ from rl_training.experiment.sources import read_yaml, resolve_config
 from rl_training.experiment.validation import StrictModel
 
 GROUP_FILE = "group.json"
-LOGS_FOLDER = "logs"
-_FORMAT = 1
 _MAX_SEEDS = 10_000
 _GROUP_LIMIT = 32 * 2**20  # bytes of `group.json`: three times the size with `_MAX_SEEDS` seeds
 _SEED_RANGE = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
@@ -36,17 +33,11 @@ _SEED_RANGE = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
 SeedStatus = Literal["waiting", "running", "completed", "stopped", "interrupted", "failed"]
 
 
-def _check_directory_name(name: str) -> str:
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ValueError("give the name of a directory inside the group, without a path")
-    return name
-
-
 class SeedRecord(StrictModel):
     """The entry of one seed in `group.json`."""
 
     seed: int
-    run_dir: Annotated[str, AfterValidator(_check_directory_name)]
+    run_dir: Annotated[str, AfterValidator(check_directory_name)]
     """Name of the run directory inside the group directory."""
     status: SeedStatus = "waiting"
     reason: str | None = None
@@ -178,39 +169,16 @@ def _without_seed(config: TrainConfig) -> dict[str, Any]:
 
 def write_group(group_dir: Path, record: GroupRecord) -> None:
     """Replace `group.json`."""
-    content = {"format": _FORMAT, **record.model_dump(mode="json")}
-    write_text(group_dir / GROUP_FILE, json_text(content) + "\n")
+    write_record(group_dir / GROUP_FILE, record)
 
 
 def read_group(group_dir: Path) -> GroupRecord:
-    """Read `group.json`. Refuse another format."""
-    path = group_dir / GROUP_FILE
-    try:
-        content = read_json(path, _GROUP_LIMIT)
-        found = content.pop("format")
-    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise RunDirectoryError(f"{group_dir} is not a group directory: {describe_error(error)}") from None
-    if found != _FORMAT:
-        raise RunDirectoryError(
-            f"{path} has format {found}, this version reads {_FORMAT}: use the version of rl-training that wrote it"
-        )
-    try:
-        record = GroupRecord(**content)
-    except (ConfigError, TypeError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}") from None
-    _check_files(group_dir, record)
+    """Read `group.json`. Refuse another format, and links in place of the group's files and folders."""
+    record = read_record(group_dir / GROUP_FILE, GroupRecord, "group", _GROUP_LIMIT)
+    logs = [log_path(group_dir, seed.seed) for seed in record.seeds]
+    folders = [LOGS_FOLDER, *(seed.run_dir for seed in record.seeds)]
+    check_files([group_dir / folder for folder in folders], [group_dir / CONFIG_FILE, *logs])
     return record
-
-
-def _check_files(group_dir: Path, record: GroupRecord) -> None:
-    """Refuse links and pipes in place of the group's files and folders."""
-    for folder in (LOGS_FOLDER, *(seed.run_dir for seed in record.seeds)):
-        check_folder(group_dir / folder)
-    for path in (group_dir / CONFIG_FILE, *(log_path(group_dir, seed.seed) for seed in record.seeds)):
-        try:
-            check_regular(path)
-        except OSError as error:
-            raise RunDirectoryError(f"{path} is refused: {error.strerror}") from None
 
 
 def read_group_config(group_dir: Path, record: GroupRecord) -> TrainConfig:

@@ -1,0 +1,207 @@
+"""Studies: directories with the runs of a hyper-parameter search.
+
+`study.yaml` holds the settings and never changes by itself. `study.json` holds the trials and the result.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from rl_training.errors import ConfigError
+from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.records import LOGS_FOLDER, check_directory_name, check_files, read_record, write_record
+from rl_training.experiment.runs import make_directory, run_name, slug, unique_suffix, write_values
+from rl_training.experiment.sources import read_yaml
+from rl_training.experiment.validation import Count, Float, Int, PositiveInt, StrictModel
+
+SETTINGS_FILE = "study.yaml"
+STUDY_FILE = "study.json"
+BEST_FILE = "best.yaml"
+CONFIRMATION_FOLDER = "confirmation"
+_MAX_TRIALS = 10_000
+_STUDY_LIMIT = 64 * 2**20  # bytes of `study.json`
+
+SamplerName = Literal["tpe", "random", "cmaes", "grid"]
+TrialStatus = Literal["training", "paused", "completed", "failed"]
+
+
+class StudySettings(StrictModel):
+    """What a study searches and how; the content of `study.yaml`."""
+
+    config: dict[str, Any]
+    """The config that the trials start from, with all values."""
+    space: dict[str, Any]
+    """The search space."""
+    trials: Annotated[PositiveInt, Field(le=_MAX_TRIALS)] = 30
+    """Number of trials."""
+    sampler: SamplerName = "tpe"
+    """How the values of a new trial are chosen."""
+    rungs: Annotated[PositiveInt, Field(le=10)] = 3
+    """Number of budgets that trials are compared at; 1 trains every trial to the end."""
+    reduction: Annotated[PositiveInt, Field(ge=2, le=100)] = 3
+    """One in so many trials is promoted to the next rung, whose budget is as many times larger."""
+    seeds_per_trial: Annotated[PositiveInt, Field(le=1_000)] = 1
+    """Number of runs of each trial; its value is their mean."""
+    episodes: PositiveInt = 20
+    """Episodes of the evaluation that gives a run's value at a rung; they are the same for all trials."""
+    confirm: Annotated[Count, Field(le=1_000)] = 5
+    """Number of new seeds on which the best trial is compared with the starting config; 0 for no comparison."""
+    seed: Annotated[Int, Field(ge=0, le=2**63 - 1)] = 0
+    """Seed of the choice of values."""
+    storage: str | None = None
+    """Where Optuna's tools find the trials: a storage URL; none: the file `optuna.journal` of the study."""
+
+    @property
+    def train_config(self) -> TrainConfig:
+        """The config that the trials start from."""
+        return TrainConfig(**self.config)
+
+    @property
+    def budgets(self) -> list[int]:
+        """The env steps of every rung; the last one is the whole budget."""
+        total = int(self.config["total_timesteps"])
+        divisors = [self.reduction**power for power in reversed(range(self.rungs))]
+        return [-(-total // divisor) for divisor in divisors]
+
+    @property
+    def trial_seeds(self) -> list[int]:
+        """The seeds of the runs of every trial."""
+        first = int(self.config["seed"])
+        return list(range(first, first + self.seeds_per_trial))
+
+    @property
+    def confirmation_seeds(self) -> list[int]:
+        """Seeds that no trial has used."""
+        first = self.trial_seeds[-1] + 1
+        return list(range(first, first + self.confirm))
+
+
+class TrialRun(StrictModel):
+    """One run of a trial."""
+
+    seed: int
+    run_dir: Annotated[str, AfterValidator(check_directory_name)]
+    """Name of the run directory inside the study directory."""
+    values: tuple[Float, ...] = ()
+    """The value at every rung that the run has reached."""
+
+
+class Trial(StrictModel):
+    """One choice of values, and its runs."""
+
+    number: int
+    params: dict[str, Any]
+    """The values that were drawn, by parameter."""
+    rung: int = 0
+    """The rung that the trial trains to, or has reached."""
+    runs: tuple[TrialRun, ...]
+    failure: str | None = None
+    """Why a run of the trial failed."""
+
+    @property
+    def values(self) -> list[float]:
+        """The mean over all runs at every rung that all of them have reached."""
+        return [sum(column) / len(column) for column in zip(*(run.values for run in self.runs), strict=False)]
+
+    @property
+    def unfinished_runs(self) -> list[TrialRun]:
+        """The runs that still have to train to the trial's rung."""
+        return [] if self.failure else [run for run in self.runs if len(run.values) <= self.rung]
+
+    def status(self, num_rungs: int) -> TrialStatus:
+        """Return what the trial does in a study with so many rungs."""
+        if self.failure:
+            return "failed"
+        if self.unfinished_runs:
+            return "training"
+        return "completed" if self.rung == num_rungs - 1 else "paused"
+
+    def with_value(self, seed: int, value: float) -> "Trial":
+        """Return a copy with the value that one run reached at the trial's rung."""
+        changed = (
+            run.model_copy(update={"values": (*run.values, value)}) if run.seed == seed else run for run in self.runs
+        )
+        return self.model_copy(update={"runs": tuple(changed)})
+
+
+class StudyRecord(StrictModel):
+    """The content of `study.json`, without the format number."""
+
+    algo: str
+    env_id: str
+    status: Literal["running", "completed", "interrupted", "failed"] = "running"
+    jobs: int
+    started_at: str
+    ended_at: str | None = None
+    command: list[str]
+    versions: dict[str, str]
+    git_commit: str | None
+    host: dict[str, Any]
+    trials: tuple[Trial, ...] = ()
+    steps: int = 0
+    """Env steps of all trials together."""
+    best_trial: int | None = None
+    """Number of the best trial at the highest rung that any trial has reached."""
+    importance: dict[str, float] = Field(default_factory=dict)
+    """Share of each parameter in the differences between trials, as far as it is known."""
+    confirmation: dict[str, Any] | None = None
+    """The comparison of the best trial (B) with the starting config (A) on new seeds, as `compare --json` gives it."""
+
+    def with_trial(self, changed: Trial) -> "StudyRecord":
+        """Return a copy with one trial replaced, or added if it is new."""
+        kept = tuple(changed if trial.number == changed.number else trial for trial in self.trials)
+        added = (changed,) if changed.number == len(self.trials) else ()
+        return self.model_copy(update={"trials": (*kept, *added)})
+
+
+def is_study(path: Path) -> bool:
+    """Return whether this is the directory of a study."""
+    return (path / SETTINGS_FILE).exists()
+
+
+def make_trial(settings: StudySettings, number: int, params: dict[str, Any]) -> Trial:
+    """Return a new trial, whose runs have not begun."""
+    configs = [settings.train_config.model_copy(update={"seed": seed}) for seed in settings.trial_seeds]
+    runs = [TrialRun(seed=config.seed, run_dir=run_name(config, f"trial{number:04d}")) for config in configs]
+    return Trial(number=number, params=params, runs=tuple(runs))
+
+
+def create_study(output_dir: Path, settings: StudySettings, **about: Any) -> tuple[Path, StudyRecord]:
+    """Create a study directory without trials; `about` holds the record's fields that the settings lack."""
+    config = settings.train_config
+    name = f"tune__{slug(config.algo)}__{slug(config.env_id)}__{unique_suffix()}"
+    record = StudyRecord(algo=config.algo, env_id=config.env_id, **about)
+    study_dir = make_directory(output_dir, name, (LOGS_FOLDER,))
+    write_values(study_dir / SETTINGS_FILE, settings.model_dump(mode="json"))
+    write_study(study_dir, record)
+    return study_dir, record
+
+
+def write_study(study_dir: Path, record: StudyRecord) -> None:
+    """Replace `study.json`."""
+    write_record(study_dir / STUDY_FILE, record)
+
+
+def read_settings(study_dir: Path) -> StudySettings:
+    """Read `study.yaml`, as strictly as a config."""
+    layer = read_yaml(study_dir / SETTINGS_FILE)
+    try:
+        return StudySettings(**layer.values)
+    except ConfigError as error:
+        raise ConfigError(f"{study_dir / SETTINGS_FILE}: {error}") from None
+
+
+def read_study(study_dir: Path) -> StudyRecord:
+    """Read `study.json`. Refuse another format, and links in place of the study's files and folders."""
+    record = read_record(study_dir / STUDY_FILE, StudyRecord, "study", _STUDY_LIMIT)
+    runs = [(trial, run) for trial in record.trials for run in trial.runs]
+    folders = [LOGS_FOLDER, CONFIRMATION_FOLDER, *(run.run_dir for _, run in runs)]
+    files = [study_dir / BEST_FILE, *(trial_log(study_dir, trial, run) for trial, run in runs)]
+    check_files([study_dir / folder for folder in folders], files)
+    return record
+
+
+def trial_log(study_dir: Path, trial: Trial, run: TrialRun) -> Path:
+    """Return the path of the file with the output of one run of a trial."""
+    return study_dir / LOGS_FOLDER / f"trial{trial.number:04d}_seed{run.seed}.log"
