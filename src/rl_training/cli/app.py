@@ -27,6 +27,7 @@ from rl_training.cli.replay import replay
 from rl_training.cli.report import report
 from rl_training.cli.resume import resume
 from rl_training.cli.train import train
+from rl_training.cli.tune import tune
 from rl_training.errors import EnvironmentStepError, NonFiniteUpdateError, RLTrainingError, TrainingInterrupted
 from rl_training.output import drop_lost_output, printable_warnings, show_line, warn_of_lost_output
 from rl_training.processes import kill_children, mark_children
@@ -34,7 +35,7 @@ from rl_training.signals import exiting_on_signals
 from rl_training.waits import shown_waits
 
 _COMMANDS: dict[str, dict[str, Callable[..., int]]] = {
-    "Train": {"train": train, "resume": resume},
+    "Train": {"train": train, "resume": resume, "tune": tune},
     "Look at results": {
         "list": list_runs,
         "eval": evaluate,

@@ -96,7 +96,7 @@ def resume(
     force: ForceOption = False,
     trust: TrustOption = False,
 ) -> int:
-    """Continue a run or a group of seeds, or fork a checkpoint.
+    """Continue a run, a group of seeds or a study, or fork a checkpoint.
 
     A run continues from its newest intact checkpoint.
 
@@ -107,7 +107,9 @@ def resume(
         rl-training resume --checkpoint runs/RUN_ID/checkpoints/step_50176.pt
     """
     from rl_training.cli.seeds import is_group, refuse_group_options, resume_many
+    from rl_training.cli.tune import resume_study
     from rl_training.experiment.sources import read_assignments
+    from rl_training.experiment.studies import is_study
     from rl_training.runtime.callbacks import StopRules
     from rl_training.runtime.workflows import budget_layer, prepare_resume
 
@@ -116,6 +118,10 @@ def resume(
         raise ConfigError("give either RUN_DIR or --checkpoint")
     stop = StopRules(stop_at_return, stop_after, patience, read_thresholds(stop_at))
     changes = read_assignments(assignments or [])
+    if is_study(source):
+        if assignments or stop != StopRules() or force or verify or skip_episode or total_timesteps or seeds:
+            raise ConfigError(f"{source} is a study: it can only be resumed with --jobs and --trust")
+        return resume_study(source, jobs, None, trust=trust)
     with guarded_imports(source, [str(changes.values.get("env_id"))], trust=trust):
         if is_group(source):
             if assignments or stop != StopRules() or force or verify or skip_episode:

@@ -63,12 +63,12 @@ def train_many(config: "TrainConfig", many: ManySeeds, stop: "StopRules") -> int
     """Train all seeds; the exit code is 0 if all of them finished, and 1 if one failed."""
     from rl_training.groups.many_seeds import prepare_group
 
-    _admit(config)
+    admit_env(config)
     return _run(prepare_group(config, many.seeds, many.jobs, stop))
 
 
-def _admit(config: "TrainConfig") -> None:
-    """Admit the modules of the env now, because the processes of the seeds inherit `sys.path`."""
+def admit_env(config: "TrainConfig") -> None:
+    """Admit the modules of the env now, because the processes of the runs inherit `sys.path`."""
     from rl_training.experiment.config import env_code
 
     for name in env_code(config):
@@ -97,7 +97,7 @@ def resume_many(group_dir: Path, jobs: str | None, total_timesteps: int | None, 
         total_timesteps=total_timesteps,
         seeds=() if seeds is None else parse_seeds(seeds),
     )
-    _admit(group.config)
+    admit_env(group.config)
     if is_complete(group):
         steps = sum(record.global_step for record in group.record.seeds)
         nothing_left = (

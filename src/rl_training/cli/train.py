@@ -111,7 +111,7 @@ def train(
     from rl_training.runtime.registry import get_algorithm_spec
 
     flags = {"algo": algo, "env_id": env, "total_timesteps": total_timesteps, "seed": seed, "output_dir": output_dir}
-    layers = [*_read_file(config, algo, env), _flag_layer(flags), read_assignments(assignments or [])]
+    layers = [*read_config_file(config, algo, env), flag_layer(flags), read_assignments(assignments or [])]
     resolved, params = resolve(layers)
     many = read_many_seeds(seeds, jobs, resolved)
     stop = StopRules(stop_at_return, stop_after, patience, read_thresholds(stop_at))
@@ -125,7 +125,7 @@ def train(
     return 0
 
 
-def _read_file(config: Path | None, algo: str | None, env: str | None) -> "list[Layer]":
+def read_config_file(config: Path | None, algo: str | None, env: str | None) -> "list[Layer]":
     """Read the given config file, or else the shipped preset, if there is one."""
     from rl_training.experiment.sources import find_preset, read_yaml
 
@@ -137,7 +137,8 @@ def _read_file(config: Path | None, algo: str | None, env: str | None) -> "list[
     return [read_yaml(preset, "preset")] if preset else []
 
 
-def _flag_layer(flags: dict[str, Any]) -> "Layer":
+def flag_layer(flags: dict[str, Any]) -> "Layer":
+    """Return the config values that options of the command line give."""
     from rl_training.experiment.sources import Layer
 
     given = {name: value for name, value in flags.items() if value is not None}

@@ -1,6 +1,6 @@
 """Studies: directories with the runs of a hyper-parameter search.
 
-`study.yaml` holds the settings and never changes by itself. `study.json` holds the trials and the result.
+`study.yaml` holds the settings, `study.json` the trials and the result.
 """
 
 from pathlib import Path
@@ -26,13 +26,9 @@ SamplerName = Literal["tpe", "random", "cmaes", "grid"]
 TrialStatus = Literal["training", "paused", "completed", "failed"]
 
 
-class StudySettings(StrictModel):
-    """What a study searches and how; the content of `study.yaml`."""
+class StudyOptions(StrictModel):
+    """How a study searches."""
 
-    config: dict[str, Any]
-    """The config that the trials start from, with all values."""
-    space: dict[str, Any]
-    """The search space."""
     trials: Annotated[PositiveInt, Field(le=_MAX_TRIALS)] = 30
     """Number of trials."""
     sampler: SamplerName = "tpe"
@@ -51,6 +47,15 @@ class StudySettings(StrictModel):
     """Seed of the choice of values."""
     storage: str | None = None
     """Where Optuna's tools find the trials: a storage URL; none: the file `optuna.journal` of the study."""
+
+
+class StudySettings(StudyOptions):
+    """What a study searches and how; the content of `study.yaml`."""
+
+    config: dict[str, Any]
+    """The config that the trials start from, with all values."""
+    space: dict[str, Any]
+    """The search space."""
 
     @property
     def train_config(self) -> TrainConfig:
@@ -85,6 +90,8 @@ class TrialRun(StrictModel):
     """Name of the run directory inside the study directory."""
     values: tuple[Float, ...] = ()
     """The value at every rung that the run has reached."""
+    steps: int = 0
+    """The env steps that the run had trained for when it last ended."""
 
 
 class Trial(StrictModel):
@@ -117,12 +124,10 @@ class Trial(StrictModel):
             return "training"
         return "completed" if self.rung == num_rungs - 1 else "paused"
 
-    def with_value(self, seed: int, value: float) -> "Trial":
-        """Return a copy with the value that one run reached at the trial's rung."""
-        changed = (
-            run.model_copy(update={"values": (*run.values, value)}) if run.seed == seed else run for run in self.runs
-        )
-        return self.model_copy(update={"runs": tuple(changed)})
+    def with_run(self, changed: TrialRun) -> "Trial":
+        """Return a copy with one run replaced."""
+        runs = tuple(changed if run.seed == changed.seed else run for run in self.runs)
+        return self.model_copy(update={"runs": runs})
 
 
 class StudyRecord(StrictModel):
@@ -151,8 +156,9 @@ class StudyRecord(StrictModel):
     def with_trial(self, changed: Trial) -> "StudyRecord":
         """Return a copy with one trial replaced, or added if it is new."""
         kept = tuple(changed if trial.number == changed.number else trial for trial in self.trials)
-        added = (changed,) if changed.number == len(self.trials) else ()
-        return self.model_copy(update={"trials": (*kept, *added)})
+        trials = (*kept, changed) if changed.number == len(self.trials) else kept
+        steps = sum(run.steps for trial in trials for run in trial.runs)
+        return self.model_copy(update={"trials": trials, "steps": steps})
 
 
 def is_study(path: Path) -> bool:
@@ -173,9 +179,14 @@ def create_study(output_dir: Path, settings: StudySettings, **about: Any) -> tup
     name = f"tune__{slug(config.algo)}__{slug(config.env_id)}__{unique_suffix()}"
     record = StudyRecord(algo=config.algo, env_id=config.env_id, **about)
     study_dir = make_directory(output_dir, name, (LOGS_FOLDER,))
-    write_values(study_dir / SETTINGS_FILE, settings.model_dump(mode="json"))
+    write_settings(study_dir, settings)
     write_study(study_dir, record)
     return study_dir, record
+
+
+def write_settings(study_dir: Path, settings: StudySettings) -> None:
+    """Replace `study.yaml`."""
+    write_values(study_dir / SETTINGS_FILE, settings.model_dump(mode="json"))
 
 
 def write_study(study_dir: Path, record: StudyRecord) -> None:

@@ -1,0 +1,200 @@
+"""`tune`: search for better parameters of an algorithm, or continue a search."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rl_training.cli.command import FAILED
+from rl_training.cli.completion import complete_run
+from rl_training.cli.configs import resolve
+from rl_training.cli.options import BUDGET, OUTPUT, WHAT_TO_TRAIN, Assignments, TrustOption
+from rl_training.cli.seeds import admit_env, parse_jobs
+from rl_training.cli.train import (
+    AlgorithmOption,
+    ConfigOption,
+    EnvOption,
+    OutputDirOption,
+    SeedOption,
+    TotalTimestepsOption,
+    flag_layer,
+    read_config_file,
+)
+from rl_training.errors import ConfigError, TrainingInterrupted
+from rl_training.trust import guarded_imports
+
+if TYPE_CHECKING:
+    from rl_training.groups.tuning import PreparedStudy
+
+HOW_TO_SEARCH = "How to search"
+
+ActionArgument = Annotated[
+    str | None, typer.Argument(metavar="resume", help="Continue a study instead of starting a new one.")
+]
+StudyArgument = Annotated[
+    Path | None, typer.Argument(metavar="STUDY", autocompletion=complete_run, help="The directory of that study.")
+]
+SpaceOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        rich_help_panel=WHAT_TO_TRAIN,
+        help="A YAML file with the search space. The default is the shipped space of the algorithm.",
+    ),
+]
+TrialsOption = Annotated[
+    int | None, typer.Option(metavar="N", rich_help_panel=BUDGET, help="The number of trials (default 30).")
+]
+RungsOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=BUDGET,
+        help="How many budgets trials are compared at (default 3); 1 trains every trial to the end.",
+    ),
+]
+ReductionOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=BUDGET,
+        help="One in N trials of a rung is promoted to the next, whose budget is N times as large (default 3).",
+    ),
+]
+ConfirmOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=BUDGET,
+        help="How many new seeds compare the best trial with the starting config (default 5); 0 for none.",
+    ),
+]
+JobsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=BUDGET,
+        help="How many runs to train at the same time: a number, or auto for one per core (the default).",
+    ),
+]
+SamplerOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=HOW_TO_SEARCH,
+        help="How the values of a new trial are chosen: tpe (the default), random, cmaes or grid.",
+    ),
+]
+SeedsPerTrialOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", rich_help_panel=HOW_TO_SEARCH, help="How many runs each trial has (default 1)."),
+]
+EpisodesOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=HOW_TO_SEARCH,
+        help="How many episodes of an evaluation give the value of a run (default 20).",
+    ),
+]
+SearchSeedOption = Annotated[
+    int | None,
+    typer.Option(metavar="SEED", rich_help_panel=HOW_TO_SEARCH, help="The seed of the choice of values (default 0)."),
+]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        rich_help_panel=OUTPUT,
+        help="An Optuna storage for the trials, such as sqlite:///tune.db, instead of a file in the study directory.",
+    ),
+]
+
+
+def tune(
+    action: ActionArgument = None,
+    study: StudyArgument = None,
+    config: ConfigOption = None,
+    algo: AlgorithmOption = None,
+    env: EnvOption = None,
+    seed: SeedOption = None,
+    assignments: Assignments = None,
+    space: SpaceOption = None,
+    total_timesteps: TotalTimestepsOption = None,
+    trials: TrialsOption = None,
+    rungs: RungsOption = None,
+    reduction: ReductionOption = None,
+    confirm: ConfirmOption = None,
+    jobs: JobsOption = None,
+    sampler: SamplerOption = None,
+    seeds_per_trial: SeedsPerTrialOption = None,
+    episodes: EpisodesOption = None,
+    search_seed: SearchSeedOption = None,
+    storage: StorageOption = None,
+    output_dir: OutputDirOption = None,
+    trust: TrustOption = False,
+) -> int:
+    """Search for better parameters of an algorithm.
+
+    Trials begin with a part of the budget; the best ones are promoted and continue from their checkpoints. At the end,
+    the best trial and the config it started from are trained on new seeds, and compared.
+
+    Examples:
+        rl-training tune --algo dqn --env LunarLander-v3 --trials 60
+        rl-training tune --config my.yaml --space my_space.yaml --seeds-per-trial 3
+        rl-training tune resume runs/STUDY
+    """
+    from rl_training.experiment.sources import read_assignments
+    from rl_training.experiment.studies import StudyOptions
+    from rl_training.groups.tuning import prepare_study
+
+    given = {
+        "trials": trials,
+        "rungs": rungs,
+        "reduction": reduction,
+        "confirm": confirm,
+        "sampler": sampler,
+        "seeds_per_trial": seeds_per_trial,
+        "episodes": episodes,
+        "seed": search_seed,
+        "storage": storage,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    flags = {"algo": algo, "env_id": env, "total_timesteps": total_timesteps, "seed": seed, "output_dir": output_dir}
+    if action is not None:
+        if action != "resume" or study is None:
+            raise ConfigError(f"tune {action}: give options for a new study, or `tune resume STUDY`")
+        if any(
+            value is not None for value in (config, space, assignments, *flags.values(), *options.keys() - {"trials"})
+        ):
+            raise ConfigError("a study can only be resumed with --trials, --jobs and --trust")
+        return resume_study(study, jobs, trials, trust=trust)
+    layers = [*read_config_file(config, algo, env), flag_layer(flags), read_assignments(assignments or [])]
+    resolved, _ = resolve(layers)
+    with guarded_imports(config, resolved.typed_code, trust=trust):
+        admit_env(resolved.config)
+        return _run(prepare_study(resolved.config, space, parse_jobs(jobs or "auto"), StudyOptions(**options)))
+
+
+def resume_study(study_dir: Path, jobs: str | None, trials: int | None, *, trust: bool) -> int:
+    """Continue a study where it was interrupted, with more trials if they are given."""
+    from rl_training.groups.tuning import reopen_study
+
+    with guarded_imports(study_dir, [], trust=trust):
+        study = reopen_study(study_dir, None if jobs is None else parse_jobs(jobs), trials=trials)
+        admit_env(study.settings.train_config)
+        return _run(study)
+
+
+def _run(study: "PreparedStudy") -> int:
+    from rl_training.cli.tune_progress import StudyDisplay, show_study
+    from rl_training.experiment.studies import read_study
+    from rl_training.groups.tuning import run_study
+
+    try:
+        result = run_study(study, StudyDisplay())
+    except TrainingInterrupted:
+        show_study(study.study_dir, study.settings, read_study(study.study_dir))
+        raise
+    show_study(result.study_dir, result.settings, result.record)
+    return 0 if result.record.status == "completed" else FAILED
