@@ -5,9 +5,10 @@ from rl_training._lazy import TYPE_CHECKING, lazy_attributes
 if TYPE_CHECKING:
     from rl_training.api.algorithms import DQN, PPO, SAC
     from rl_training.experiment.config import TrainConfig
+    from rl_training.groups.tuning import tune
 
 __version__ = "0.1.0"
-__all__ = ["DQN", "PPO", "SAC", "TrainConfig", "__version__"]
+__all__ = ["DQN", "PPO", "SAC", "TrainConfig", "__version__", "tune"]
 
 __getattr__, __dir__ = lazy_attributes(
     __name__,
@@ -16,5 +17,6 @@ __getattr__, __dir__ = lazy_attributes(
         "PPO": "rl_training.api.algorithms",
         "SAC": "rl_training.api.algorithms",
         "TrainConfig": "rl_training.experiment.config",
+        "tune": "rl_training.groups.tuning",
     },
 )
