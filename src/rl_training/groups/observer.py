@@ -1,12 +1,13 @@
-"""The progress of a group while it trains, and the protocol of the objects that display it."""
+"""The progress of groups and studies while they train, and the protocols of the objects that display it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from rl_training.experiment.groups import GroupRecord, SeedRecord, SeedStatus
 from rl_training.experiment.metrics import logged_evaluation
+from rl_training.experiment.studies import StudyRecord, StudySettings
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.progress import RecentRate
 from rl_training.runtime.types import MetricDict
@@ -99,3 +100,48 @@ class SilentObserver:
 
     def on_group_end(self, seeds: Sequence[SeedProgress]) -> None:
         """Show nothing."""
+
+
+class StudyObserver(Protocol):
+    """Receives the events of a study."""
+
+    @property
+    def make_run_callback(self) -> Callable[[], Callback] | None:
+        """The factory of the callback that prints a run's progress to its log."""
+
+    def on_study_start(self, study_dir: Path, settings: StudySettings, record: StudyRecord) -> None:
+        """Handle the start or the resume of a study."""
+
+    def on_message(self, text: str) -> None:
+        """Handle one line of text."""
+
+    def on_progress(self, record: StudyRecord, running: Mapping[str, SeedProgress]) -> None:
+        """Handle new progress of trials, several times per second; `running` has the progress of each run by name."""
+
+    def on_study_end(self, record: StudyRecord) -> None:
+        """Handle the end of all trials."""
+
+    def observe_confirmation(self) -> GroupObserver | None:
+        """Return the observer of a group of confirming runs."""
+
+
+class SilentStudyObserver:
+    """An observer that shows nothing."""
+
+    make_run_callback: Callable[[], Callback] | None = None
+
+    def on_study_start(self, study_dir: Path, settings: StudySettings, record: StudyRecord) -> None:
+        """Show nothing."""
+
+    def on_message(self, text: str) -> None:
+        """Show nothing."""
+
+    def on_progress(self, record: StudyRecord, running: Mapping[str, SeedProgress]) -> None:
+        """Show nothing."""
+
+    def on_study_end(self, record: StudyRecord) -> None:
+        """Show nothing."""
+
+    def observe_confirmation(self) -> GroupObserver | None:
+        """Show nothing."""
+        return None

@@ -9,12 +9,19 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
 from rl_training.envs.factory import resolve_action_mask
-from rl_training.errors import ConfigError, RunDirectoryError, TrainingInterrupted, TrainingStateError, describe_error
+from rl_training.errors import (
+    ConfigError,
+    Problem,
+    RunDirectoryError,
+    TrainingInterrupted,
+    TrainingStateError,
+    describe_error,
+)
 from rl_training.experiment.config import TrainConfig, plain_config, with_resolved_params
 from rl_training.experiment.files import write_text
 from rl_training.experiment.groups import GROUP_FILE
@@ -40,10 +47,11 @@ from rl_training.experiment.studies import (
     write_settings,
     write_study,
 )
+from rl_training.experiment.validation import config_error
 from rl_training.groups.executor import Executor, RunEvent, collected_signals, run_jobs
 from rl_training.groups.halving import find_best, find_last_promotion, find_promotion
 from rl_training.groups.many_seeds import Jobs, prepare_group, reopen_group, resolve_jobs, run_group
-from rl_training.groups.observer import GroupObserver, SeedProgress
+from rl_training.groups.observer import SeedProgress, SilentStudyObserver, StudyObserver
 from rl_training.groups.process_executor import ProcessExecutor
 from rl_training.groups.run_process import Outcome, ProgressUpdate, RunJob, in_run_process
 from rl_training.groups.suggesting import (
@@ -57,7 +65,7 @@ from rl_training.groups.suggesting import (
 from rl_training.memory import check_memory
 from rl_training.results.comparison import compare
 from rl_training.results.loading import load_group
-from rl_training.runtime.callbacks import Callback, StopRules
+from rl_training.runtime.callbacks import StopRules
 from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.run_utils import describe_origin, now
 from rl_training.signals import reported_signal
@@ -66,51 +74,6 @@ _EVAL_SEED = 0  # of the evaluations of trials, unless the config has one: all t
 _MAX_FAILURES = 5  # trials that fail before any has succeeded
 
 MakeExecutor = Callable[[], Executor]
-
-
-class StudyObserver(Protocol):
-    """Receives the events of a study."""
-
-    @property
-    def make_run_callback(self) -> Callable[[], Callback] | None:
-        """The factory of the callback that prints a run's progress to its log."""
-
-    def on_study_start(self, study_dir: Path, settings: StudySettings, record: StudyRecord) -> None:
-        """Handle the start or the resume of a study."""
-
-    def on_message(self, text: str) -> None:
-        """Handle one line of text."""
-
-    def on_progress(self, record: StudyRecord, running: Mapping[str, SeedProgress]) -> None:
-        """Handle new progress of trials, several times per second; `running` has the progress of each run by name."""
-
-    def on_study_end(self, record: StudyRecord) -> None:
-        """Handle the end of all trials."""
-
-    def observe_confirmation(self) -> GroupObserver | None:
-        """Return the observer of a group of confirming runs."""
-
-
-class SilentStudyObserver:
-    """An observer that shows nothing."""
-
-    make_run_callback: Callable[[], Callback] | None = None
-
-    def on_study_start(self, study_dir: Path, settings: StudySettings, record: StudyRecord) -> None:
-        """Show nothing."""
-
-    def on_message(self, text: str) -> None:
-        """Show nothing."""
-
-    def on_progress(self, record: StudyRecord, running: Mapping[str, SeedProgress]) -> None:
-        """Show nothing."""
-
-    def on_study_end(self, record: StudyRecord) -> None:
-        """Show nothing."""
-
-    def observe_confirmation(self) -> GroupObserver | None:
-        """Show nothing."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -188,10 +151,10 @@ def prepare_study(
     spec = get_algorithm_spec(config.algo)
     params = spec.resolve_params_fn(config)
     config = with_resolved_params(config.model_copy(update={"output_dir": config.output_dir.absolute()}), params)
+    searched = _checked_space(load_space(space, config.algo), config)
     config, _ = resolve_action_mask(config, usable=params.uses_action_masks)
     if config.num_threads == "auto":  # the other runs use the other cores
         config = config.model_copy(update={"num_threads": 1})
-    searched = _checked_space(load_space(space, config.algo), config)
     settings = StudySettings(**options.model_dump(), config=plain_config(config), space=searched.plain())
     _check_options(settings, searched)
     count = resolve_jobs(jobs, settings.trials * settings.seeds_per_trial, config.num_threads)
@@ -222,7 +185,8 @@ def _check_values(space: SearchSpace, config: TrainConfig) -> None:
                 try:
                     resolve(space.apply(config, {**others, name: value}))
                 except ConfigError as error:
-                    raise ConfigError(f"{name}: {value!r} cannot be trained ({error})", error.problems) from None
+                    problem = Problem((name,), f"{name}: {value!r} cannot be trained ({error})")
+                    raise config_error([problem]) from None
 
 
 def _check_options(settings: StudySettings, space: SearchSpace) -> None:
@@ -289,7 +253,7 @@ class _StudyRun:
             if signals:
                 raise TrainingInterrupted(self._describe_interruption(), reported_signal(signals[0]))
             best_config = self._finish_trials()
-            if best_config is not None and self._settings.confirm and self._record.confirmation is None:
+            if best_config is not None and self._settings.confirm:
                 self._confirm(best_config)
         except TrainingInterrupted as error:
             self._end("interrupted")
@@ -431,12 +395,13 @@ class _StudyRun:
         return best
 
     def _confirm(self, best: TrainConfig) -> None:
-        """Train the starting config and the best one on new seeds, and compare them."""
+        """Train the starting config and the best one on new seeds, and compare them, unless that was done before."""
+        name = f"trial{self._record.best_trial:04d}"
+        if self._record.confirmation is not None and self._record.confirmation["b"]["label"] == name:
+            return
         start = self._settings.train_config
-        a, b = (
-            load_group(self._train_side(name, config), label=name)
-            for name, config in (("start", start), ("best", best))
-        )
+        sides = {"start": start, name: best}
+        a, b = (load_group(self._train_side(label, config), label=label) for label, config in sides.items())
         found = compare(a, b, metric=start.best_metric)
         self._record = self._record.model_copy(update={"confirmation": found.to_json()})
 
