@@ -13,6 +13,7 @@ from chaos import result_of as outcome
 from conftest import MakeConfig
 from test_exact_resume import SignalAt, train
 
+from rl_training.cli import main
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.runtime import registry
 from rl_training.runtime.workflows import evaluate_checkpoint, load_agent, prepare_resume
@@ -100,21 +101,22 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
 
 
-def test_a_plugin_trains_evaluates_and_resumes_through_the_command_line(tmp_path: Path) -> None:
-    install(tmp_path, "a2c", "plugin_a2c:A2C")
+@pytest.mark.usefixtures("installed")
+def test_a_plugin_trains_evaluates_and_resumes_through_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It trains in a process of its own, which finds the plugin when it starts."""
     flags = ["--algo", "a2c", "--env", "CartPole-v1", "--output-dir", str(tmp_path / "runs")]
     settings = ["--set", "algo_kwargs.num_steps=32", "--set", "eval_episodes=1"]
-    trained = run(tmp_path, "train", *flags, "--total-timesteps", "64", *settings)
+    trained = run(tmp_path / "site", "train", *flags, "--total-timesteps", "64", *settings)
     assert trained.returncode == 0, trained.stderr
     (run_dir,) = (tmp_path / "runs").iterdir()
     assert run_dir.name.startswith("a2c__CartPole-v1__")
-    evaluated = run(tmp_path, "eval", "--checkpoint", str(run_dir), "--num-episodes", "1")
-    assert evaluated.returncode == 0, evaluated.stderr
-    resumed = run(tmp_path, "resume", str(run_dir), "--total-timesteps", "96")
-    assert resumed.returncode == 0, resumed.stderr
-    refused = run(tmp_path, "train", *flags, "--set", "algo_kwargs.num_stepz=32")
-    assert refused.returncode == 2
-    assert "did you mean 'num_steps'?" in refused.stderr
+    assert main(["eval", "--checkpoint", str(run_dir), "--num-episodes", "1"]) == 0
+    assert main(["resume", str(run_dir), "--total-timesteps", "96"]) == 0
+    capsys.readouterr()
+    assert main(["train", *flags, "--set", "algo_kwargs.num_stepz=32"]) == 2
+    assert "did you mean 'num_steps'?" in capsys.readouterr().err
 
 
 def test_a_broken_plugin_is_reported_and_the_others_still_work(tmp_path: Path) -> None:
