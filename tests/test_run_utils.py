@@ -343,10 +343,16 @@ def test_threads_are_tried_with_the_work_of_a_cnn(make_config: MakeConfig, monke
     assert tried == [(32, math.isqrt(products)), (32, 64)]
 
 
-def test_small_products_stay_on_one_thread() -> None:
+@pytest.mark.parametrize(("on_two", "chosen"), [(1e-5, 1), (0.8e-5, 1), (0.7e-5, 2)])
+def test_products_stay_on_one_thread_unless_several_are_much_faster(
+    monkeypatch: pytest.MonkeyPatch, on_two: float, chosen: int
+) -> None:
+    monkeypatch.setattr(
+        "rl_training.runtime.threads._product_seconds", lambda rows, width, threads: {1: 1e-5, 2: on_two}[threads]
+    )
     threads, reason = choose_threads(1, 8, cores=2)
-    assert threads == 1
-    assert reason.startswith("a product of 1x8 with 8x8 takes ")
+    assert threads == chosen
+    assert reason.startswith("a product of 1x8 with 8x8 takes 10 us on 1 thread, ")
 
 
 def test_the_number_of_threads_that_was_chosen_stays_with_the_run(make_config: MakeConfig) -> None:
