@@ -21,6 +21,8 @@ if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a test run that `nohup` started ignores it
 
 torch.set_num_threads(1)  # what runs use; two test processes on two cores would only get in each other's way
+# The C++ code around the kernels takes a third of the time to compile; the kernels are optimised as always.
+os.environ["AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"] = "O0"
 
 MakeConfig = Callable[..., TrainConfig]
 
