@@ -11,6 +11,7 @@ from rl_training.experiment.search_space import Choices, Range, Values
 _TICKS = 6
 _SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _LONGEST_LABEL = 12  # characters of the name of a choice
+_LONG_STEP = 1_000_000  # from which env steps are shortened
 _SMALLEST = 1e-300  # that a logarithm is taken of
 
 
@@ -32,16 +33,16 @@ class Axis:
         return min(max((self.transform(value) - self.low) / (self.high - self.low), 0.0), 1.0)
 
 
-def linear_axis(label: str, low: float, high: float, *, room: float = 0.0) -> Axis:
+def linear_axis(label: str, low: float, high: float, *, room: float = 0.0, most: int = _TICKS) -> Axis:
     """Return an axis from `low` to `high`, widened at both ends by the share `room` of its length."""
     low, high = widen(low, high, room)
-    return Axis(label, low, high, tuple((tick, compact(tick)) for tick in nice_ticks(low, high)))
+    return Axis(label, low, high, tuple((tick, compact(tick)) for tick in nice_ticks(low, high, most)))
 
 
-def step_axis(label: str, steps: Sequence[float]) -> Axis:
+def step_axis(label: str, steps: Sequence[int]) -> Axis:
     """Return a logarithmic axis of positive numbers of env steps, each of which is a tick."""
     ends = widen(math.log(steps[0]), math.log(steps[-1]), 0.05)
-    ticks = [(step, compact(step)) for step in steps]
+    ticks = [(step, f"{step:,}" if step < _LONG_STEP else compact(step)) for step in steps]
     return Axis(label, *ends, _thinned(ticks), _log)
 
 
@@ -53,6 +54,27 @@ def parameter_axis(name: str, values: Values, found: Sequence[Any]) -> Axis:
     transform = _TRANSFORMS[values.scale]
     low, high = widen(transform(min(numbers)), transform(max(numbers)), 0.05)
     return Axis(name, low, high, _range_ticks(values, min(numbers), max(numbers)), transform)
+
+
+def describe_values(values: Values) -> str:
+    """Describe what a parameter may be, such as `0.97 to 0.9999, 1 - value logarithmic`."""
+    if isinstance(values, Choices):
+        return " or ".join(map(choice_key, values.choices))
+    low, high = (parameter_text(end, values) for end in values.ends)
+    return f"{low} to {high}{_SCALE_NAMES[values.scale]}"
+
+
+def parameter_text(value: Any, values: Values) -> str:
+    """Format a value of a parameter with the digits that tell it from others; a dash for None."""
+    if isinstance(value, dict) and "start" in value:
+        return f"{value.get('schedule')} from {value['start']} to {value.get('end')}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "-" if value is None else choice_key(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(values, Range) and values.scale == "one_minus_log" and 0.0 < 1.0 - value < 0.1:
+        return f"{value:.{2 - math.floor(math.log10(1.0 - value))}f}".rstrip("0")
+    return f"{value:.4g}"
 
 
 def choice_key(value: Any) -> str:
@@ -109,6 +131,12 @@ _TRANSFORMS: dict[str, Callable[[Any], float]] = {
     "log": _log,
     "powers_of_two": _log,
     "one_minus_log": _distance_to_one,
+}
+_SCALE_NAMES = {
+    "linear": "",
+    "log": ", logarithmic",
+    "powers_of_two": ", powers of two",
+    "one_minus_log": ", logarithmic in 1 - value",
 }
 
 

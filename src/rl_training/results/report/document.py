@@ -68,8 +68,8 @@ def _data_url(png: bytes) -> str:
 
 
 def status_text(status: str) -> Markup:
-    """Show a status in its colour."""
-    tone = {"completed": "good", "stopped": "good", "failed": "bad"}.get(status, "open")
+    """Show a status in its colour. A paused trial is neither good nor open."""
+    tone = {"completed": "good", "stopped": "good", "failed": "bad", "paused": "quiet"}.get(status, "open")
     return element("span", status, class_=f"status {tone}")
 
 

@@ -74,17 +74,19 @@ class Frame:
         return [f"{self.place_x(x):.1f} {self.place_y(y):.1f}" for x, y in zip(xs, ys, strict=True)]
 
 
-def draw_frame(frame: Frame, title: str, description: str, *content: Content, **attributes: str) -> Markup:
-    """Draw a plot with its axes, and a title and a description for screen readers."""
+def draw_frame(
+    frame: Frame, title: str, description: str, *content: Content, size: str = "", **attributes: str
+) -> Markup:
+    """Draw a plot with its axes, and a title and a description for screen readers; `size` is a CSS class."""
     return element(
         "svg",
         element("title", title),
         element("desc", description),
         list(_grid(frame)),
-        _label(frame.x.label, x=(frame.left + frame.x_end) / 2, y=frame.height - 8),
+        _label(frame.x.label, x=(frame.left + frame.x_end) / 2, y=frame.height - 8) if frame.x.label else None,
         _label(frame.y.label, x=16, y=(frame.top + frame.y_end) / 2, turned=True) if frame.y.label else None,
         *content,
-        class_="chart",
+        class_=f"chart {size}".strip(),
         role="img",
         **attributes,
         viewBox=f"0 0 {frame.width:g} {frame.height:g}",
