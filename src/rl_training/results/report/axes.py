@@ -27,6 +27,8 @@ class Axis:
     ticks: tuple[tuple[Any, str], ...]
     """Values with their labels, in order."""
     transform: Callable[[Any], float] = float
+    slot: float = 0.0
+    """The share of the axis that belongs to one value, if only some values exist; 0 otherwise."""
 
     def share(self, value: Any) -> float:
         """Return where a value lies: 0 at the beginning of the axis, 1 at its end, and never outside."""
@@ -53,7 +55,8 @@ def parameter_axis(name: str, values: Values, found: Sequence[Any]) -> Axis:
     numbers = [float(number) for number in (*values.ends, *found)]
     transform = _TRANSFORMS[values.scale]
     low, high = widen(transform(min(numbers)), transform(max(numbers)), 0.05)
-    return Axis(name, low, high, _range_ticks(values, min(numbers), max(numbers)), transform)
+    slot = math.log(2.0) / (high - low) if values.scale == "powers_of_two" else 0.0
+    return Axis(name, low, high, _range_ticks(values, min(numbers), max(numbers)), transform, slot)
 
 
 def describe_values(values: Values) -> str:
@@ -86,7 +89,9 @@ def _choice_axis(name: str, values: Choices, found: Sequence[Any]) -> Axis:
     keys = list(dict.fromkeys(choice_key(value) for value in (*values.choices, *found)))
     places = {key: index + 0.5 for index, key in enumerate(keys)}
     labels = [(key, key if len(key) <= _LONGEST_LABEL else key[: _LONGEST_LABEL - 1] + "…") for key in keys]
-    return Axis(name, 0.0, float(len(keys)), _thinned(labels), lambda value: places[choice_key(value)])
+    return Axis(
+        name, 0.0, float(len(keys)), _thinned(labels), lambda value: places[choice_key(value)], slot=1.0 / len(keys)
+    )
 
 
 def _range_ticks(values: Range, low: float, high: float) -> tuple[tuple[float, str], ...]:

@@ -79,9 +79,13 @@ class Confirmation:
     best: ConfirmedSide
     trial: int | None
     """The number of the trial that was confirmed; none if the record does not say."""
-    verdict: str
     sentence: str
     notes: tuple[str, ...]
+
+    @property
+    def trial_name(self) -> str:
+        """The trial that was confirmed, for labels."""
+        return "best trial" if self.trial is None else f"trial {self.trial}"
 
 
 @dataclass(frozen=True)
@@ -239,8 +243,7 @@ def _read_confirmation(found: dict[str, Any]) -> Confirmation:
     return Confirmation(
         start=start,
         best=best,
-        trial=int(number) if number.isdecimal() else None,
-        verdict=str(found["verdict"]),
+        trial=int(number) if number.isdecimal() and len(number) < 10 else None,
         sentence=str(found["sentence"]),
         notes=tuple(map(str, found["notes"])),
     )

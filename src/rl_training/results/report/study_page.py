@@ -31,6 +31,7 @@ from rl_training.results.report.study_plots import (
     draw_parallel,
     draw_rungs,
     draw_slice,
+    trial_kind,
 )
 from rl_training.results.report.tables import Column, duration, number, share_bar, table
 
@@ -89,7 +90,7 @@ def _sections(report: StudyReport, place: Path) -> Iterator[Markup]:
 
 
 def _result(report: StudyReport) -> Markup:
-    rows: list[list[Content]] = [[name, value] for name, value in _summary(report)]
+    rows: list[list[Content]] = [[name, element("div", value)] for name, value in _summary(report)]
     summary = table("What was searched, and what it took", [Column("quantity"), Column("value")], rows)
     return join_markup([summary, _best(report)])
 
@@ -132,7 +133,7 @@ def _best(report: StudyReport) -> Markup:
             "p", "No trial has a value yet." if report.record.status == "running" else "No trial has a value."
         )
     head = f"Trial {best.number} is the best, with {number(best.value)} at rung {best.rung} of {report.settings.rungs}."
-    columns = [Column("parameter"), Column("searched"), Column("start", True), Column(f"trial {best.number}", True)]
+    columns = [Column("parameter"), Column("start", True), Column(f"trial {best.number}", True), Column("searched")]
     rows = [_best_row(report, best, name) for name in report.space.parameters]
     scheduled = any(isinstance(value, dict) for value in report.start.values())
     about = "A number in place of a schedule is its start; the whole schedule is scaled." if scheduled else None
@@ -149,12 +150,8 @@ def _best_row(report: StudyReport, best: TrialPart, name: str) -> list[Content]:
     values = report.space.parameters[name]
     found = _param(report, name, best.params.get(name))
     start = _param(report, name, report.start.get(name))
-    return [
-        element("code", name),
-        describe_values(values),
-        start,
-        element("strong", found) if found != start else found,
-    ]
+    shown = element("strong", found) if found != start else found
+    return [element("code", name), start, shown, _short(describe_values(values), 200)]
 
 
 def _param(report: StudyReport, name: str, value: Any) -> str:
@@ -166,9 +163,9 @@ def _confirmation(report: StudyReport) -> Markup:
     if best is None:
         return element("p", "There is no best trial to confirm.")
     why = (
-        f"The value that trial {best.number} had in the search, {number(best.value)}, is not the result to expect: the "
-        f"values of {_count(len(report.ranked), 'trial')} depend on chance, and the highest of them, which is chosen, "
-        "is usually too high. New runs with new seeds show what to expect."
+        f"The value that trial {best.number} had in the search, {number(best.value)}, is not the result to expect: "
+        "values depend on chance, and the highest of several, which is chosen here, is usually too high. New runs with "
+        "new seeds show what to expect."
     )
     if found is None:
         asked = report.settings.confirm
@@ -186,7 +183,7 @@ def _confirmed(report: StudyReport, found: Confirmation) -> Markup:
     is_current = best is not None and found.trial == best.number
     searched = best.value if best is not None and is_current else None
     seeds = sorted({*found.start.seeds, *found.best.seeds})
-    columns = [Column("seed"), Column("A: start", True), Column(f"B: {_short(found.best.label, 40)}", True)]
+    columns = [Column("seed"), Column("A: start", True), Column(f"B: {found.trial_name}", True)]
     rows: list[list[Content]] = [
         [str(seed), _score_of(found.start, seed), _score_of(found.best, seed)] for seed in seeds
     ]
@@ -200,11 +197,11 @@ def _confirmed(report: StudyReport, found: Confirmation) -> Markup:
     about = "dots are seeds, bars are interquartile means with their 95 % intervals"
     about += "; the diamond is the value in the search" if searched is not None else ""
     chart = draw_confirmation(found, report.metric, searched)
-    other = f" It is about {found.best.label}, which is no longer the best trial." if not is_current else ""
+    notes = [*found.notes, *([] if is_current else [f"B is {found.trial_name}, which is no longer the best trial."])]
     return join_markup(
         [
-            element("p", _short(found.sentence + other), class_="verdict"),
-            [element("p", _short(note), class_="quiet") for note in found.notes],
+            element("p", _short(found.sentence), class_="verdict"),
+            [element("p", _short(note), class_="quiet") for note in notes],
             element(
                 "div",
                 [_figure("Results on new seeds", about, chart), table("Per seed", columns, rows)],
@@ -240,11 +237,10 @@ def _trial_figures(report: StudyReport) -> Markup:
 
 
 def _legend(report: StudyReport) -> Markup:
-    promoted = any(trial.is_promoted and trial is not report.best for trial in report.trials)
-    kinds = {"paused": "not promoted", "promoted": "promoted", "best": "the best trial"}
-    if not promoted:
-        del kinds["promoted"]
-    return element("ul", [element("li", _trial_swatch(kind), text) for kind, text in kinds.items()], class_="legend")
+    names = {"paused": "not promoted", "promoted": "promoted", "best": "the best trial"}
+    kinds = {trial_kind(report, trial) for trial in report.ranked}
+    items = [element("li", _trial_swatch(kind), name) for kind, name in names.items() if kind in kinds]
+    return element("ul", items, class_="legend")
 
 
 def _trial_swatch(kind: str) -> Markup:

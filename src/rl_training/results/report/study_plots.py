@@ -4,6 +4,7 @@ Every mark of a trial has the attribute `data-trial`, so that pointing at one sh
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rl_training.results.report.axes import Axis, linear_axis, parameter_axis, step_axis
@@ -17,6 +18,9 @@ NUM_TONES = 8
 
 _LONGEST_NAME = 24  # characters of a parameter above its axis
 _AXIS_SPACING = 92.0
+_MANY = 100  # trials, above which marks are smaller
+_SPREAD = 0.5  # of the room of a value that the trials with this value take
+_GOLDEN = 0.6180339887  # multiples of the golden ratio are spread evenly
 _WIDEST = 1100.0  # of the parallel coordinates, unless there are many parameters
 
 
@@ -27,15 +31,15 @@ def draw_rungs(report: StudyReport) -> Markup:
     lines = [_trial_line(report, trial, frame.points(budgets[: trial.rung], trial.values)) for trial in trials]
     reached = [sum(trial.rung > rung for trial in trials) for rung in range(len(budgets))]
     words = [f"{count} trials at {budget:,} env steps" for count, budget in zip(reached, budgets, strict=True)]
-    return draw_frame(frame, "Values by rung", "; ".join(words) + ".", lines)
+    return draw_frame(frame, "Values by rung", "; ".join(words) + ".", lines, size=_density(report))
 
 
 def draw_history(report: StudyReport) -> Markup:
     """Draw the value of each trial at the first rung, in the order of the trials, and the best so far."""
     trials = _in_order(report)
-    frame = Frame(
-        linear_axis("trial", 0, max(len(report.trials) - 1, 1), room=0.03), _value_axis(report, report.metric)
-    )
+    numbers = linear_axis("trial", 0, max(len(report.trials) - 1, 1), room=0.03)
+    whole = tuple(tick for tick in numbers.ticks if tick[0] == round(tick[0]))
+    frame = Frame(replace(numbers, ticks=whole), _value_axis(report, report.metric, rungs=1))
     line, best = "", -float("inf")
     for trial in sorted(trials, key=lambda trial: trial.number):
         if trial.values[0] > best:
@@ -45,23 +49,25 @@ def draw_history(report: StudyReport) -> Markup:
     path = element("path", class_="record", d=f"{line}H{frame.x_end:g}")
     dots = [_trial_line(report, trial, frame.points([trial.number], trial.values[:1])) for trial in trials]
     words = f"Best value at the first rung: {format_score(best)}."
-    return draw_frame(frame, "Values in the order of the trials", words, path, dots)
+    return draw_frame(frame, "Values in the order of the trials", words, path, dots, size=_density(report))
 
 
 def draw_slice(report: StudyReport, name: str) -> Markup:
     """Draw the values of all trials at the first rung over one parameter."""
     trials = [trial for trial in _in_order(report) if name in trial.params]
     axis = parameter_axis("", report.space.parameters[name], [trial.params[name] for trial in trials])
-    frame = Frame(axis, _value_axis(report, "", 4), width=300, height=190, left=46, right=12, top=10, bottom=32)
-    dots = [_trial_line(report, trial, frame.points([trial.params[name]], trial.values[:1])) for trial in trials]
-    return draw_frame(
-        frame,
-        name,
-        f"Values of {len(trials)} trials over {name}.",
-        _start_line(frame, report.start.get(name)),
-        dots,
-        size="small",
-    )
+    values = _value_axis(report, "", rungs=1, most=4)
+    frame = Frame(axis, values, width=300, height=190, left=46, right=12, top=10, bottom=32)
+    dots = [_trial_line(report, trial, [_slice_point(frame, trial, name)]) for trial in trials]
+    words = f"Values of {len(trials)} trials over {name}."
+    start = _start_line(frame, report.start.get(name))
+    return draw_frame(frame, name, words, start, dots, size=f"small {_density(report)}".strip())
+
+
+def _slice_point(frame: Frame, trial: TrialPart, name: str) -> str:
+    """Return the place of a trial. Trials with the same value are spread sideways, so that all are visible."""
+    spread = _SPREAD * frame.x.slot * ((trial.number * _GOLDEN) % 1.0 - 0.5) * (frame.x_end - frame.left)
+    return f"{frame.place_x(trial.params[name]) + spread:.1f} {frame.place_y(trial.values[0]):.1f}"
 
 
 def _start_line(frame: Frame, value: Any) -> Markup | None:
@@ -83,7 +89,7 @@ def draw_parallel(report: StudyReport) -> Markup:
     axes = [
         parameter_axis(name, report.space.parameters[name], [trial.params[name] for trial in trials]) for name in names
     ]
-    axes.append(_value_axis(report, report.metric))
+    axes.append(_value_axis(report, report.metric, rungs=1))
     spacing = max(_AXIS_SPACING, min(_WIDEST / len(axes), 2.0 * _AXIS_SPACING))
     frames = [_parallel_frame(axis, spacing, index) for index, axis in enumerate(axes)]
     lines = [
@@ -99,7 +105,7 @@ def draw_parallel(report: StudyReport) -> Markup:
         [line for line in lines if line not in best],
         best,
         [list(_parallel_axis(frame, index)) for index, frame in enumerate(frames)],
-        class_="chart wide",
+        class_=f"chart wide {_density(report)}".strip(),
         role="img",
         width=f"{width:g}",
         height=f"{height:g}",
@@ -138,7 +144,9 @@ def draw_confirmation(confirmation: Confirmation, label: str, searched: float | 
     sides = {"B": confirmation.best, "A": confirmation.start}
     scores = [score for side in sides.values() for score in side.scores]
     every = [*scores, *([] if searched is None else [searched])]
-    rows = Axis("", 0.0, 2.0, (("B", "B: best trial"), ("A", "A: start")), {"B": 0.5, "A": 1.5}.__getitem__)
+    rows = Axis(
+        "", 0.0, 2.0, (("B", f"B: {confirmation.trial_name}"), ("A", "A: start")), {"B": 0.5, "A": 1.5}.__getitem__
+    )
     frame = Frame(linear_axis(label, min(every), max(every), room=0.05), rows, height=170, left=110, bottom=50)
     marks = [_draw_side(frame, name, side) for name, side in sides.items()]
     if searched is not None:
@@ -164,9 +172,15 @@ def _in_order(report: StudyReport) -> list[TrialPart]:
     return sorted(report.ranked, key=lambda trial: (trial is report.best, trial.rung))
 
 
-def _value_axis(report: StudyReport, label: str, most: int = 6) -> Axis:
-    values = [value for trial in report.ranked for value in trial.values]
+def _value_axis(report: StudyReport, label: str, *, rungs: int | None = None, most: int = 6) -> Axis:
+    """Return an axis that contains the values at the first rungs, or at all of them."""
+    values = [value for trial in report.ranked for value in trial.values[:rungs]]
     return linear_axis(label, min(values), max(values), room=0.06, most=most)
+
+
+def _density(report: StudyReport) -> str:
+    """Return the CSS class for plots of many trials."""
+    return "many" if len(report.ranked) > _MANY else ""
 
 
 def trial_kind(report: StudyReport, trial: TrialPart) -> str:
