@@ -5,9 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rl_training import TrainConfig
 from rl_training.cli import main
+from rl_training.experiment.config import with_resolved_params
+from rl_training.experiment.search_space import read_space
+from rl_training.experiment.sources import Layer
 from rl_training.runtime.registry import get_algorithm_spec
 
 ROOT = Path(__file__).parents[1]
@@ -132,9 +136,18 @@ def test_make_targets_exist(page: Path) -> None:
     assert named <= targets
 
 
+def check_space(body: str) -> None:
+    config = TrainConfig(algo="ppo", env_id="CartPole-v1")
+    params = get_algorithm_spec("ppo").resolve_params_fn(config)
+    read_space(Layer("space", yaml.safe_load(body)), with_resolved_params(config, params))
+
+
 @every_page
 def test_configs_are_accepted(page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, body in enumerate(blocks(page, "yaml")):
+        if page.name == "tuning.md":
+            check_space(body)
+            continue
         config = tmp_path / f"{number}.yaml"
         config.write_text(body)
         code = main(["train", "--config", str(config), "--dry-run"])

@@ -17,7 +17,7 @@ from rl_training import TrainConfig, tune
 from rl_training.cli import main
 from rl_training.errors import ConfigError, RunDirectoryError
 from rl_training.experiment.runs import context_of, find_runs, read_metadata
-from rl_training.experiment.search_space import read_space
+from rl_training.experiment.search_space import SearchSpace, read_space
 from rl_training.experiment.sources import Layer
 from rl_training.experiment.studies import StudySettings, Trial, TrialRun, read_settings, read_study
 from rl_training.groups.halving import find_best, find_last_promotion, find_promotion
@@ -29,6 +29,7 @@ SPACE: dict[str, Any] = {
     "gamma": {"low": 0.9, "high": 0.999, "scale": "one_minus_log"},
     "update_epochs": [1, 2],
 }
+CONFIG = {"total_timesteps": 100_000, "seed": 3}
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_one_trial_is_trained_to_the_end_even_if_there_are_too_few_for_a_promoti
 
 
 def test_rungs_divide_the_budget() -> None:
-    settings = StudySettings(config={"total_timesteps": 100_000, "seed": 3}, space={}, seeds_per_trial=2, confirm=3)
+    settings = StudySettings(config=CONFIG, space={}, seeds_per_trial=2, confirm=3)
     assert settings.budgets == [11_112, 33_334, 100_000]
     assert (settings.trial_seeds, settings.confirmation_seeds) == ([3, 4], [5, 6, 7])
 
@@ -80,7 +81,7 @@ def test_a_choice_depends_on_the_seed_and_the_trials_alone(sampler: Any, tiny: T
     space = read_space(
         Layer("space", SPACE), tiny.model_copy(update={"algo_kwargs": {**TINY_PPO, **dict.fromkeys(SPACE)}})
     )
-    settings = StudySettings(config={}, space=SPACE, sampler=sampler, rungs=2)
+    settings = StudySettings(config=CONFIG, space=SPACE, sampler=sampler, rungs=2)
     trials: list[Trial] = []
     for number in range(16):
         params = suggest(settings, space, trials)
@@ -90,6 +91,8 @@ def test_a_choice_depends_on_the_seed_and_the_trials_alone(sampler: Any, tiny: T
         assert params["update_epochs"] in (1, 2)
         trials.append(make_trial(number, -abs(params["learning_rate"] - 2e-3)).model_copy(update={"params": params}))
     assert len({trial.params["learning_rate"] for trial in trials}) == 16
+    reordered = SearchSpace(dict(reversed(space.parameters.items())))
+    assert suggest(settings, reordered, trials) == suggest(settings, space, trials)
     other = settings.model_copy(update={"seed": 1})
     assert suggest(other, space, trials) != suggest(settings, space, trials)
 
@@ -99,7 +102,7 @@ def test_tpe_searches_where_good_trials_are(tiny: TrainConfig) -> None:
         Layer("space", {"learning_rate": {"low": 1e-6, "high": 1.0, "scale": "log"}}),
         tiny.model_copy(update={"algo_kwargs": {"learning_rate": 1.0}}),
     )
-    settings = StudySettings(config={}, space={}, rungs=1)
+    settings = StudySettings(config=CONFIG, space={}, rungs=1)
     trials: list[Trial] = []
     for number in range(40):
         params = suggest(settings, space, trials)
@@ -131,7 +134,7 @@ def test_a_promoted_trial_ends_with_the_weights_of_a_straight_run(tiny: TrainCon
     assert {name: digest for name, digest in weights.items() if "algorithm" in name} == {
         name: digest for name, digest in expected.items() if "algorithm" in name
     }
-    assert digests == expected_digests
+    assert expected_digests.items() <= digests.items()  # a pause adds a checkpoint, and so a digest
 
 
 def test_a_study_uses_its_budgets_and_describes_its_trials(tiny: TrainConfig) -> None:
@@ -156,7 +159,7 @@ def test_the_best_config_is_compared_with_the_start_on_new_seeds(
     found = result.confirmation
     assert found is not None
     assert found["verdict"] == "undecided"
-    assert found["a"]["seeds"] == found["b"]["seeds"] == [2, 3]
+    assert found["a"]["seeds"] == found["b"]["seeds"] == [8, 9]  # the trials have seed 7
     text = (result.study_dir / "best.yaml").read_text()
     assert text.startswith(f"# Trial {result.record.best_trial} of 2 in {result.study_dir.name}")
     assert "# On new seeds, with A the starting config: Undecided" in text
@@ -214,9 +217,8 @@ def test_an_interrupted_study_saves_its_trials_and_is_resumed(straight_study: Pa
     process = subprocess.Popen(tune_argv(straight_study, tmp_path), stderr=subprocess.PIPE, text=True)
     wait_until(partial(has_begun, tmp_path / "runs", "trial0001"))
     process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    errors = process.stderr.read()
-    assert process.wait(60) == 130
+    _, errors = process.communicate(timeout=150)
+    assert process.returncode == 130
     (study_dir,) = (tmp_path / "runs").iterdir()
     assert f"continue with: rl-training tune resume {study_dir}" in errors
     assert read_study(study_dir).status == "interrupted"
@@ -227,8 +229,9 @@ def test_an_interrupted_study_saves_its_trials_and_is_resumed(straight_study: Pa
 def test_a_resumed_study_can_have_more_trials(straight_study: Path, tmp_path: Path) -> None:
     study_dir = shutil.copytree(straight_study, tmp_path / "study")
     result = resume_study(study_dir, trials=6)
-    assert result.record.trials[:5] == read_study(straight_study).trials
-    assert result.record.trials[5].values
+    before, after = read_study(straight_study).trials, result.record.trials
+    assert [trial.params for trial in after[:5]] == [trial.params for trial in before]
+    assert after[5].values
     assert read_settings(study_dir).trials == 6
     with pytest.raises(ConfigError, match="trials=3: the study has 6 already"):
         resume_study(study_dir, trials=3)
@@ -240,7 +243,7 @@ def test_a_trial_that_fails_does_not_end_the_study(tiny: TrainConfig) -> None:
     result = tune(tiny, space, jobs=1, trials=4, rungs=1, episodes=2, confirm=0, sampler="grid")
     assert [row["status"] for row in result.trials] == ["completed", "completed", "failed", "failed"]
     failed = result.record.trials[2]
-    assert "not finite" in (failed.failure or "")
+    assert "NonFiniteUpdateError" in (failed.failure or "")
     assert read_metadata(context_of(result.study_dir / failed.runs[0].run_dir))["status"] == "failed"
     assert result.record.best_trial in (0, 1)
 

@@ -1,7 +1,7 @@
 """`tune`: search for better parameters of an algorithm, or continue a search."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -144,36 +144,43 @@ def tune(
         rl-training tune --config my.yaml --space my_space.yaml --seeds-per-trial 3
         rl-training tune resume runs/STUDY
     """
+    search = _given(
+        sampler=sampler, rungs=rungs, reduction=reduction, episodes=episodes, seeds_per_trial=seeds_per_trial
+    )
+    search |= _given(trials=trials, confirm=confirm, seed=search_seed, storage=storage)
+    flags = {"algo": algo, "env_id": env, "total_timesteps": total_timesteps, "seed": seed, "output_dir": output_dir}
+    if action is None:
+        return _start(config, flags, assignments or [], space, jobs or "auto", search, trust=trust)
+    if action != "resume" or study is None:
+        raise ConfigError(f"tune {action}: give options for a new study, or `tune resume STUDY`")
+    if config or space or assignments or _given(**flags) or search.keys() - {"trials"}:
+        raise ConfigError("a study can only be resumed with --trials, --jobs and --trust")
+    return resume_study(study, jobs, trials, trust=trust)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _start(
+    config: Path | None,
+    flags: dict[str, Any],
+    assignments: list[str],
+    space: Path | None,
+    jobs: str,
+    search: dict[str, Any],
+    *,
+    trust: bool,
+) -> int:
     from rl_training.experiment.sources import read_assignments
     from rl_training.experiment.studies import StudyOptions
     from rl_training.groups.tuning import prepare_study
 
-    given = {
-        "trials": trials,
-        "rungs": rungs,
-        "reduction": reduction,
-        "confirm": confirm,
-        "sampler": sampler,
-        "seeds_per_trial": seeds_per_trial,
-        "episodes": episodes,
-        "seed": search_seed,
-        "storage": storage,
-    }
-    options = {name: value for name, value in given.items() if value is not None}
-    flags = {"algo": algo, "env_id": env, "total_timesteps": total_timesteps, "seed": seed, "output_dir": output_dir}
-    if action is not None:
-        if action != "resume" or study is None:
-            raise ConfigError(f"tune {action}: give options for a new study, or `tune resume STUDY`")
-        if any(
-            value is not None for value in (config, space, assignments, *flags.values(), *options.keys() - {"trials"})
-        ):
-            raise ConfigError("a study can only be resumed with --trials, --jobs and --trust")
-        return resume_study(study, jobs, trials, trust=trust)
-    layers = [*read_config_file(config, algo, env), flag_layer(flags), read_assignments(assignments or [])]
-    resolved, _ = resolve(layers)
+    layers = [*read_config_file(config, flags["algo"], flags["env_id"]), flag_layer(flags)]
+    resolved, _ = resolve([*layers, read_assignments(assignments)])
     with guarded_imports(config, resolved.typed_code, trust=trust):
         admit_env(resolved.config)
-        return _run(prepare_study(resolved.config, space, parse_jobs(jobs or "auto"), StudyOptions(**options)))
+        return _run(prepare_study(resolved.config, space, parse_jobs(jobs), StudyOptions(**search)))
 
 
 def resume_study(study_dir: Path, jobs: str | None, trials: int | None, *, trust: bool) -> int:

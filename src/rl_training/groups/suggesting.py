@@ -1,6 +1,7 @@
 """Choosing the values of a new trial. The choice is a function of the study's seed and its trials.
 
-So a study that is resumed chooses what it would have chosen, and no sampler has a state to save.
+So a study that is resumed chooses what it would have chosen, and no sampler has a state to save. The order in which a
+space lists its parameters matters for a grid only.
 """
 
 import json
@@ -71,7 +72,7 @@ def _draw_seed(settings: StudySettings, number: int) -> int:
 
 
 def _distributions(space: SearchSpace) -> dict[str, Any]:
-    return {name: _distribution(values) for name, values in space.parameters.items()}
+    return {name: _distribution(values) for name, values in sorted(space.parameters.items())}
 
 
 def _distribution(values: Values) -> Any:
@@ -135,7 +136,7 @@ def _suggest_by_cmaes(settings: StudySettings, space: SearchSpace, trials: Seque
     """
     from cmaes import CMA
 
-    ranges = {name: values for name, values in space.parameters.items() if isinstance(values, Range)}
+    ranges = {name: values for name, values in sorted(space.parameters.items()) if isinstance(values, Range)}
     if len(ranges) < 2:
         raise ConfigError("the cmaes sampler needs a space with at least two ranges of numbers: use tpe")
     optimizer = CMA(
@@ -153,7 +154,7 @@ def _suggest_by_cmaes(settings: StudySettings, space: SearchSpace, trials: Seque
     point = optimizer.ask()
     random = np.random.default_rng(_draw_seed(settings, len(trials)))
     drawn = {name: _at(float(point[index]), values) for index, (name, values) in enumerate(ranges.items())}
-    choices = {name: values.choices for name, values in space.parameters.items() if isinstance(values, Choices)}
+    choices = {name: values.choices for name, values in sorted(space.parameters.items()) if isinstance(values, Choices)}
     return drawn | {name: options[int(random.integers(len(options)))] for name, options in choices.items()}
 
 
