@@ -11,7 +11,15 @@ from pydantic import AfterValidator, Field
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.records import LOGS_FOLDER, check_directory_name, check_files, read_record, write_record
-from rl_training.experiment.runs import make_directory, run_name, slug, unique_suffix, write_values
+from rl_training.experiment.runs import (
+    RunContext,
+    find_runs,
+    make_directory,
+    run_name,
+    slug,
+    unique_suffix,
+    write_values,
+)
 from rl_training.experiment.sources import read_yaml
 from rl_training.experiment.validation import Count, Float, Int, PositiveInt, StrictModel
 
@@ -166,6 +174,13 @@ def is_study(path: Path) -> bool:
     return (path / SETTINGS_FILE).exists()
 
 
+def find_runs_and_studies(root: Path) -> tuple[list[RunContext], list[Path]]:
+    """Return the runs below a directory, without those of studies, and the directories of the studies."""
+    studies = sorted(path.parent for path in root.rglob(SETTINGS_FILE))
+    runs = [run for run in find_runs(root) if not any(run.run_dir.is_relative_to(study) for study in studies)]
+    return runs, studies
+
+
 def make_trial(settings: StudySettings, number: int, params: dict[str, Any]) -> Trial:
     """Return a new trial, whose runs have not begun."""
     configs = [settings.train_config.model_copy(update={"seed": seed}) for seed in settings.trial_seeds]
@@ -195,7 +210,8 @@ def write_study(study_dir: Path, record: StudyRecord) -> None:
 
 
 def read_settings(study_dir: Path) -> StudySettings:
-    """Read `study.yaml`, as strictly as a config."""
+    """Read `study.yaml`, as strictly as a config. Refuse a link in its place."""
+    check_files([], [study_dir / SETTINGS_FILE])
     layer = read_yaml(study_dir / SETTINGS_FILE)
     try:
         return StudySettings(**layer.values)
