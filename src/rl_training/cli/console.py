@@ -256,7 +256,9 @@ def _show_trials(study_dir: Path) -> None:
         value = f"{trial.values[-1]:.1f}" if trial.values else "-"
         rung, steps = f"{len(trial.values)} of {settings.rungs}", f"{sum(run.steps for run in trial.runs):,}"
         names = "\n".join(run.run_dir for run in trial.runs)
-        table.add_row(*map(_text, [trial.number, trial.status(settings.rungs), rung, steps, value, names]))
+        table.add_row(
+            *map(_text, [trial.number, record.describe_status(trial, settings.rungs), rung, steps, value, names])
+        )
     _console().print(table)
 
 

@@ -161,6 +161,11 @@ class StudyRecord(StrictModel):
     confirmation: dict[str, Any] | None = None
     """The comparison of the best trial (B) with the starting config (A) on new seeds, as `compare --json` gives it."""
 
+    def describe_status(self, trial: Trial, num_rungs: int) -> str:
+        """Return the status of a trial for display; nothing trains any more if the study has ended."""
+        status = trial.status(num_rungs)
+        return "unfinished" if status == "training" and self.status != "running" else status
+
     def with_trial(self, changed: Trial) -> "StudyRecord":
         """Return a copy with one trial replaced, or added if it is new."""
         kept = tuple(changed if trial.number == changed.number else trial for trial in self.trials)
@@ -227,6 +232,11 @@ def read_study(study_dir: Path) -> StudyRecord:
     files = [study_dir / BEST_FILE, *(trial_log(study_dir, trial, run) for trial, run in runs)]
     check_files([study_dir / folder for folder in folders], files)
     return record
+
+
+def job_name(number: int, seed: int) -> str:
+    """Return the name of the job that trains one run of a trial."""
+    return f"trial{number}-seed{seed}"
 
 
 def trial_log(study_dir: Path, trial: Trial, run: TrialRun) -> Path:

@@ -63,20 +63,20 @@ def describe_values(values: Values) -> str:
     """Describe what a parameter may be, such as `0.97 to 0.9999, 1 - value logarithmic`."""
     if isinstance(values, Choices):
         return " or ".join(map(choice_key, values.choices))
-    low, high = (parameter_text(end, values) for end in values.ends)
+    low, high = map(parameter_text, values.ends)
     return f"{low} to {high}{_SCALE_NAMES[values.scale]}"
 
 
-def parameter_text(value: Any, values: Values) -> str:
-    """Format a value of a parameter with the digits that tell it from others; a dash for None."""
+def parameter_text(value: Any) -> str:
+    """Format a value of a parameter with four digits, which are those of 1 - value close to 1; a dash for None."""
     if isinstance(value, dict) and "start" in value:
         return f"{value.get('schedule')} from {value['start']} to {value.get('end')}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "-" if value is None else choice_key(value)
     if isinstance(value, int):
         return f"{value:,}"
-    if isinstance(values, Range) and values.scale == "one_minus_log" and 0.0 < 1.0 - value < 0.1:
-        return f"{value:.{2 - math.floor(math.log10(1.0 - value))}f}".rstrip("0")
+    if 0.9 < value < 1.0:
+        return f"{value:.{3 - math.ceil(math.log10(1.0 - value))}f}".rstrip("0")
     return f"{value:.4g}"
 
 

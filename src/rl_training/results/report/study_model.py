@@ -15,7 +15,6 @@ from rl_training.experiment.studies import (
     StudyRecord,
     StudySettings,
     Trial,
-    TrialStatus,
     read_settings,
     read_study,
 )
@@ -32,7 +31,7 @@ class TrialPart:
     """One trial."""
 
     number: int
-    status: TrialStatus
+    status: str
     rung: int
     """The number of rungs that the trial has reached."""
     steps: int
@@ -193,7 +192,7 @@ def build_study_report(study: LoadedStudy, *, animation: Animation | str, create
             settings=study.settings,
             record=record,
             space=study.space,
-            start=_searched_values(study.space, config),
+            start=searched_values(study.space, config),
             trials=tuple(_trial_part(study, config, trial) for trial in record.trials),
             confirmation=None if record.confirmation is None else _read_confirmation(record.confirmation),
             facts=tuple(machine_facts([(study.study_dir.name, record.model_dump())])),
@@ -203,7 +202,8 @@ def build_study_report(study: LoadedStudy, *, animation: Animation | str, create
         raise RunDirectoryError(f"{study.study_dir / STUDY_FILE} is damaged: {describe_error(error)}") from None
 
 
-def _searched_values(space: SearchSpace, config: TrainConfig) -> dict[str, Any]:
+def searched_values(space: SearchSpace, config: TrainConfig) -> dict[str, Any]:
+    """Return the values of the searched parameters in a config."""
     plain = plain_config(config)
     every = {**plain["algo_kwargs"], **plain}
     return {name: every[name] for name in space.parameters if name in every}
@@ -212,23 +212,23 @@ def _searched_values(space: SearchSpace, config: TrainConfig) -> dict[str, Any]:
 def _trial_part(study: LoadedStudy, config: TrainConfig, trial: Trial) -> TrialPart:
     return TrialPart(
         number=trial.number,
-        status=trial.status(study.settings.rungs),
+        status=study.record.describe_status(trial, study.settings.rungs),
         rung=len(trial.values),
         steps=sum(run.steps for run in trial.runs),
         values=tuple(trial.values),
-        params=_trained_params(study.space, config, trial),
+        params=trained_params(study.space, config, trial),
         failure=trial.failure,
         runs={run.seed: run.run_dir for run in trial.runs},
     )
 
 
-def _trained_params(space: SearchSpace, config: TrainConfig, trial: Trial) -> dict[str, Any]:
+def trained_params(space: SearchSpace, config: TrainConfig, trial: Trial) -> dict[str, Any]:
     """Return the values that a trial trains with: those that were drawn, or the largest ones that are allowed."""
     drawn = {name: trial.params[name] for name in space.parameters if name in trial.params}
     for name, value in drawn.items():
         if isinstance(space.parameters[name], Range) and not _is_number(value):
             raise ValueError(f"trial {trial.number} has {name}={str(value)[:60]!r}, which is not a finite number")
-    trained = _searched_values(space, space.apply(config, drawn))
+    trained = searched_values(space, space.apply(config, drawn))
     return {name: drawn[name] if isinstance(trained[name], dict) else trained[name] for name in drawn}
 
 

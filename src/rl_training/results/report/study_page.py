@@ -148,14 +148,14 @@ def _best(report: StudyReport) -> Markup:
 
 def _best_row(report: StudyReport, best: TrialPart, name: str) -> list[Content]:
     values = report.space.parameters[name]
-    found = _param(report, name, best.params.get(name))
-    start = _param(report, name, report.start.get(name))
+    found = _param(best.params.get(name))
+    start = _param(report.start.get(name))
     shown = element("strong", found) if found != start else found
     return [element("code", name), start, shown, _short(describe_values(values), 200)]
 
 
-def _param(report: StudyReport, name: str, value: Any) -> str:
-    return _short(parameter_text(value, report.space.parameters[name]), 60)
+def _param(value: Any) -> str:
+    return _short(parameter_text(value), 60)
 
 
 def _confirmation(report: StudyReport) -> Markup:
@@ -351,7 +351,7 @@ def _trial_row(report: StudyReport, trial: TrialPart, names: Sequence[str], plac
         f"{trial.rung} of {report.settings.rungs}",
         f"{trial.steps:,}",
         number(trial.value),
-        *(_param(report, name, trial.params.get(name)) for name in names),
+        *(_param(trial.params.get(name)) for name in names),
         [_run_link(report.study_dir / run_dir, seed, place) for seed, run_dir in trial.runs.items()],
     ]
 
