@@ -79,7 +79,8 @@ def drawn_config(
 ) -> dict[str, Any]:
     config = make_config(num_envs=4, algo_kwargs=params)
     config = with_resolved_params(config, get_algorithm_spec("ppo").resolve_params_fn(config))
-    return read_space(Layer("space", space), config).apply(config, drawn).algo_kwargs
+    read = read_space(Layer("space", space), config)
+    return read.apply(config, read.limit(config, drawn)).algo_kwargs
 
 
 @pytest.mark.parametrize(("num_steps", "drawn", "used"), [(16, 256, 64), (16, 32, 32), (24, 256, 64), (64, 256, 256)])

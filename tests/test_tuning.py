@@ -287,3 +287,19 @@ def test_a_study_can_only_be_resumed_with_options_that_fit(
     assert "can only be resumed with --trials, --jobs and --trust" in first
     assert "give options for a new study, or `tune resume STUDY`" in second
     assert "is a study: it can only be resumed with --jobs and --trust" in third
+
+
+def test_a_trial_records_the_values_that_it_trains_with(tiny: TrainConfig) -> None:
+    """A rollout has 2 * num_steps transitions, so minibatches of 64 are lowered in some trials."""
+    limited = {"low": 32, "high": 64, "scale": "powers_of_two", "at_most": "num_steps * num_envs"}
+    space = {"num_steps": [16, 32], "minibatch_size": limited}
+    result = tune(tiny, space, jobs=1, trials=4, rungs=1, episodes=1, confirm=0, sampler="grid")
+    assert [(row["num_steps"], row["minibatch_size"]) for row in result.trials] == [
+        (16, 32),
+        (16, 32),
+        (32, 32),
+        (32, 64),
+    ]
+    for trial in result.record.trials:
+        config = yaml.safe_load((result.study_dir / trial.runs[0].run_dir / "config.yaml").read_text())
+        assert config["algo_kwargs"]["minibatch_size"] == trial.params["minibatch_size"]

@@ -97,27 +97,29 @@ class SearchSpace:
         """Return the space as plain values, as its YAML file has them."""
         return {name: _plain_values(values) for name, values in self.parameters.items()}
 
-    def apply(self, config: TrainConfig, drawn: Mapping[str, Any]) -> TrainConfig:
-        """Return the config with drawn values in place of its own.
+    def limit(self, config: TrainConfig, drawn: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the drawn values, with those above their `at_most` lowered to it."""
+        plain = plain_config(config)
+        current = {**plain["algo_kwargs"], **plain, **drawn}
+        for name, values in self.parameters.items():
+            if isinstance(values, Range) and values.at_most is not None:
+                current[name] = _lowered(drawn[name], values, current)
+        return {name: current[name] for name in drawn}
 
-        A value above its `at_most` is lowered to it. A number for a parameter that has a schedule scales the schedule.
+    def apply(self, config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
+        """Return the config with these values in place of its own.
+
+        A number for a parameter that has a schedule scales the schedule.
         """
         plain = plain_config(config)
-        for name in sorted(drawn, key=lambda name: bool(_factors(self.parameters[name]))):  # those with limits last
+        for name, value in values.items():
             section = plain if name in TrainConfig.model_fields else plain["algo_kwargs"]
-            value = _lowered(drawn[name], self.parameters[name], {**plain["algo_kwargs"], **plain})
             section[name] = _scaled(section.get(name), value)
         return TrainConfig(**plain)
 
 
-def _factors(values: Values) -> list[str]:
-    return values.factors if isinstance(values, Range) else []
-
-
-def _lowered(value: Any, values: Values, current: Mapping[str, Any]) -> Any:
+def _lowered(value: Any, values: Range, current: Mapping[str, Any]) -> Any:
     """Return the value, or the largest one that the product of other parameters allows."""
-    if not isinstance(values, Range) or values.at_most is None:
-        return value
     limit = math.prod(current[name] for name in values.factors)
     if values.scale == "powers_of_two":
         limit = 2 ** int(math.log2(limit))
@@ -170,7 +172,7 @@ def _read_parameter(name: str, given: Any, config: TrainConfig) -> Values | list
         values = _parse(name, given)
     except ConfigError as error:
         return list(error.problems)
-    missing = [factor for factor in _factors(values) if factor not in known]
+    missing = [factor for factor in (values.factors if isinstance(values, Range) else []) if factor not in known]
     why = f"at_most: {_describe_unknown(missing[0], known)}" if missing else values.find_problem()
     return values if why is None else [Problem((name,), f"{name}: {why}")]
 

@@ -107,7 +107,7 @@ class Trial(StrictModel):
 
     number: int
     params: dict[str, Any]
-    """The values that were drawn, by parameter."""
+    """The values of the searched parameters."""
     rung: int = 0
     """The rung that the trial trains to, or has reached."""
     runs: tuple[TrialRun, ...]

@@ -99,10 +99,11 @@ def _to_optuna(value: Any, values: Values) -> Any:
     if isinstance(values, Choices):
         return json.dumps(value)
     if values.scale == "powers_of_two":
-        return int(math.log2(value))
-    inner = 1.0 - value if values.scale == "one_minus_log" else value
+        inner: Any = int(math.log2(value))
+    else:
+        inner = 1.0 - value if values.scale == "one_minus_log" else value
     low, high = _distribution(values).low, _distribution(values).high
-    return min(max(inner, low), high)  # 1 - (1 - x) may miss x by its last bit
+    return min(max(inner, low), high)  # `at_most` may be below the range, and 1 - (1 - x) may miss x by its last bit
 
 
 def frozen_trials(settings: StudySettings, space: SearchSpace, trials: Sequence[Trial]) -> list[Any]:

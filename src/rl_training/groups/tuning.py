@@ -184,7 +184,7 @@ def _check_values(space: SearchSpace, config: TrainConfig) -> None:
         for name, values in space.parameters.items():
             for value in values.ends:
                 try:
-                    resolve(space.apply(config, {**others, name: value}))
+                    resolve(space.apply(config, space.limit(config, {**others, name: value})))
                 except ConfigError as error:
                     problem = Problem((name,), f"{name}: {value!r} cannot be trained ({error})")
                     raise config_error([problem]) from None
@@ -301,7 +301,8 @@ class _StudyRun:
         trials, settings = self._record.trials, self._settings
         promoted = find_promotion(trials, settings.rungs, settings.reduction)
         if promoted is None and len(trials) < settings.trials:
-            return make_trial(settings, len(trials), suggest(settings, self._space, trials))
+            drawn = suggest(settings, self._space, trials)
+            return make_trial(settings, len(trials), self._space.limit(settings.train_config, drawn))
         if promoted is None and not any(trial.unfinished_runs for trial in trials):
             promoted = find_last_promotion(trials, settings.rungs)
         return promoted.model_copy(update={"rung": promoted.rung + 1}) if promoted else None
