@@ -60,7 +60,7 @@ def drawn(number: int) -> dict[str, Any]:
     share = (number * 0.6180339887) % 1.0
     return {
         "num_steps": 2 ** (5 + number % 6),
-        "minibatch_size": 2 ** (4 + number % 7),
+        "minibatch_size": 2 ** min(4 + number % 7, 5 + number % 6),  # at most the steps of a rollout
         "learning_rate": 10.0 ** (-5.0 + 3.0 * share),
         "gamma": 1.0 - 10.0 ** (-1.0 - 3.0 * ((number * 0.414) % 1.0)),
         "clip_coef": 0.1 + 0.3 * ((number * 0.732) % 1.0),

@@ -69,13 +69,6 @@ def test_the_page_says_what_was_searched_what_it_took_and_what_was_found(tmp_pat
     assert "learning_rate75 %" in text
 
 
-def test_values_are_shown_as_the_trial_trains_with_them(tmp_path: Path) -> None:
-    """Trial 6 draws 1,024 for `minibatch_size`, but a rollout has only 32 steps of one env."""
-    trial = reported(write_sample_study(tmp_path)).trials[6]
-    assert (trial.params["num_steps"], trial.params["minibatch_size"]) == (32, 32)
-    assert trial.params["learning_rate"] == pytest.approx(10 ** (-5 + 3 * (6 * 0.6180339887 % 1)))  # not a schedule
-
-
 def test_promoted_trials_are_drawn_over_others_and_the_best_on_top(tmp_path: Path) -> None:
     report = reported(write_sample_study(tmp_path))
     drawn = marks(draw_rungs(report))

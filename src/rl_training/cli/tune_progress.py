@@ -11,13 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_training.cli.group_progress import GroupDisplay
-from rl_training.experiment.search_space import read_space
-from rl_training.experiment.sources import Layer
 from rl_training.experiment.studies import BEST_FILE, StudyRecord, StudySettings, Trial, job_name
 from rl_training.groups.observer import SeedProgress
 from rl_training.output import printable, shown_path
 from rl_training.results.report.axes import parameter_text
-from rl_training.results.report.study_model import searched_values, trained_params
+from rl_training.results.report.study_model import searched_values
 from rl_training.results.statistics import format_score
 from rl_training.runtime.progress import ProgressDisplay, RecentRate, format_duration, progress_console
 
@@ -153,9 +151,7 @@ def _live_view(settings: StudySettings, record: StudyRecord, running: Running, r
     parts: list[Any] = [_run_table(settings, running, room), Text(""), _rung_table(settings, record), Text("")]
     if record.best_trial is not None:
         best = record.trials[record.best_trial]
-        config = settings.train_config
-        values = trained_params(read_space(Layer("space", settings.space), config), config, best)
-        texts = ", ".join(f"{name} {parameter_text(value)}" for name, value in values.items())
+        texts = ", ".join(f"{name} {parameter_text(value)}" for name, value in best.params.items())
         parts.append(Text(printable(f"best: trial {best.number} with {texts}")))
     return Group(*parts, Text(summary))
 
@@ -246,9 +242,7 @@ def _parameter_table(settings: StudySettings, best: Trial) -> Table:
     table.add_column("parameter")
     for heading in ("start", f"trial {best.number}"):
         table.add_column(heading, justify="right", no_wrap=True)
-    config = settings.train_config
-    space = read_space(Layer("space", settings.space), config)
-    start = searched_values(space, config)
-    for name, value in trained_params(space, config, best).items():
+    start = searched_values(settings.space, settings.train_config)
+    for name, value in best.params.items():
         table.add_row(*map(Text, [name, printable(parameter_text(start.get(name))), printable(parameter_text(value))]))
     return table

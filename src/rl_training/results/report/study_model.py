@@ -1,6 +1,7 @@
 """The content of a report about a study as plain values; `study_page.py` renders it."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class TrialPart:
     values: tuple[float, ...]
     """The value at every rung that the trial has reached."""
     params: dict[str, Any]
-    """The values that the trial trains with. A parameter with a schedule has the number that was drawn."""
+    """The values of the searched parameters. A number for a parameter with a schedule is its start."""
     failure: str | None
     runs: dict[int, str]
     """The names of the run directories by seed."""
@@ -183,7 +184,7 @@ def _check_trials(study_dir: Path, record: StudyRecord) -> None:
 
 def build_study_report(study: LoadedStudy, *, animation: Animation | str, created_at: str, version: str) -> StudyReport:
     """Build the content of a report about a study."""
-    record, config = study.record, study.settings.train_config
+    record = study.record
     try:
         return StudyReport(
             study_dir=study.study_dir,
@@ -192,8 +193,8 @@ def build_study_report(study: LoadedStudy, *, animation: Animation | str, create
             settings=study.settings,
             record=record,
             space=study.space,
-            start=searched_values(study.space, config),
-            trials=tuple(_trial_part(study, config, trial) for trial in record.trials),
+            start=searched_values(study.space.parameters, study.settings.train_config),
+            trials=tuple(_trial_part(study, trial) for trial in record.trials),
             confirmation=None if record.confirmation is None else _read_confirmation(record.confirmation),
             facts=tuple(machine_facts([(study.study_dir.name, record.model_dump())])),
             animation=animation,
@@ -202,34 +203,33 @@ def build_study_report(study: LoadedStudy, *, animation: Animation | str, create
         raise RunDirectoryError(f"{study.study_dir / STUDY_FILE} is damaged: {describe_error(error)}") from None
 
 
-def searched_values(space: SearchSpace, config: TrainConfig) -> dict[str, Any]:
+def searched_values(names: Iterable[str], config: TrainConfig) -> dict[str, Any]:
     """Return the values of the searched parameters in a config."""
     plain = plain_config(config)
     every = {**plain["algo_kwargs"], **plain}
-    return {name: every[name] for name in space.parameters if name in every}
+    return {name: every[name] for name in names if name in every}
 
 
-def _trial_part(study: LoadedStudy, config: TrainConfig, trial: Trial) -> TrialPart:
+def _trial_part(study: LoadedStudy, trial: Trial) -> TrialPart:
     return TrialPart(
         number=trial.number,
         status=study.record.describe_status(trial, study.settings.rungs),
         rung=len(trial.values),
         steps=sum(run.steps for run in trial.runs),
         values=tuple(trial.values),
-        params=trained_params(study.space, config, trial),
+        params=_checked_params(study.space, trial),
         failure=trial.failure,
         runs={run.seed: run.run_dir for run in trial.runs},
     )
 
 
-def trained_params(space: SearchSpace, config: TrainConfig, trial: Trial) -> dict[str, Any]:
-    """Return the values that a trial trains with: those that were drawn, or the largest ones that are allowed."""
-    drawn = {name: trial.params[name] for name in space.parameters if name in trial.params}
-    for name, value in drawn.items():
+def _checked_params(space: SearchSpace, trial: Trial) -> dict[str, Any]:
+    """Return the searched parameters of a trial. Refuse anything but a number for a range."""
+    params = {name: trial.params[name] for name in space.parameters if name in trial.params}
+    for name, value in params.items():
         if isinstance(space.parameters[name], Range) and not _is_number(value):
             raise ValueError(f"trial {trial.number} has {name}={str(value)[:60]!r}, which is not a finite number")
-    trained = searched_values(space, space.apply(config, drawn))
-    return {name: drawn[name] if isinstance(trained[name], dict) else trained[name] for name in drawn}
+    return params
 
 
 def _is_number(value: object) -> bool:
