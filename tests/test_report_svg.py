@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rl_training.results.curves import Band, Curve, align_curves, band
-from rl_training.results.report.svg import NUM_COLOURS, Chart, Series, compact, draw_chart, nice_ticks, series_class
+from rl_training.results.report.axes import compact, nice_ticks
+from rl_training.results.report.svg import NUM_COLOURS, Chart, Series, draw_chart, series_class
 
 
 def make_series(*curves: list[float], number: int = 0) -> Series:

@@ -9,11 +9,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rl_training.errors import RunDirectoryError
+from rl_training.errors import RLTrainingError, RunDirectoryError
 from rl_training.experiment.config import plain_config
 from rl_training.experiment.metrics import RETURN
 from rl_training.experiment.records import LOGS_FOLDER
 from rl_training.experiment.runs import RunContext, context_of, find_runs, read_metadata
+from rl_training.experiment.studies import (
+    CONFIRMATION_FOLDER,
+    StudyRecord,
+    StudySettings,
+    find_runs_and_studies,
+    is_study,
+    read_settings,
+    read_study,
+)
 from rl_training.output import printable, show_line, shown_path
 from rl_training.results.drawing import plot_run
 from rl_training.results.receipts import format_interval, read_references
@@ -34,6 +43,7 @@ if TYPE_CHECKING:
 
 
 _RUN_COLUMNS = ("algorithm", "env", "seed", "steps", "best return", "status", "run")
+_STUDY_COLUMNS = ("algorithm", "env", "trials", "steps", "best value", "status", "study")
 _SCORE_NAMES = {"final": "Final evaluation", "best": "Best evaluation", "auc": "Mean height of the evaluation curve"}
 _STATUS_STYLES = {"ok": "green", "warning": "yellow", "problem": "red"}
 
@@ -191,17 +201,65 @@ def _flat_values(config: dict[str, Any], params: dict[str, Any]) -> Iterator[tup
 
 
 def show_runs(directory: Path) -> None:
-    """Show one row per run, unreadable runs included."""
+    """Show one row per run and one per study, unreadable ones included; of a study, one row per trial."""
     if not directory.is_dir():
         raise RunDirectoryError(f"{directory} is not a directory")
-    table = _table(f"Runs below {directory}", *_RUN_COLUMNS)
-    for context in find_runs(directory):
+    if is_study(directory):
+        _show_trials(directory)
+        confirming = list(find_runs(directory / CONFIRMATION_FOLDER))
+        tables = [_run_table("Runs of the confirmation", directory, confirming)] if confirming else []
+    else:
+        runs, studies = find_runs_and_studies(directory)
+        tables = [_run_table(f"Runs below {directory}", directory, runs)] if runs else []
+        tables += [_study_table(directory, studies)] if studies else []
+        if not tables:
+            show_line(f"no runs below {directory}")
+    for table in tables:
+        _console().print(table)
+
+
+def _run_table(title: str, directory: Path, runs: Iterable[RunContext]) -> Table:
+    table = _table(title, *_RUN_COLUMNS)
+    for context in runs:
         name = str(context.run_dir.relative_to(directory))
         try:
             table.add_row(*map(_text, [*_run_row(read_metadata(context)), name]))
         except (RunDirectoryError, TypeError, ValueError):
             table.add_row(*map(_text, [*"?????", "unreadable", name]))
-    _console().print(table if table.row_count else _text(f"no runs below {directory}"))
+    return table
+
+
+def _study_table(directory: Path, studies: Iterable[Path]) -> Table:
+    table = _table(f"Studies below {directory}", *_STUDY_COLUMNS)
+    for study_dir in studies:
+        name = str(study_dir.relative_to(directory))
+        try:
+            cells = [*_study_row(read_settings(study_dir), read_study(study_dir)), name]
+        except (RLTrainingError, LookupError, TypeError, ValueError):
+            cells = [*"?????", "unreadable", name]
+        table.add_row(*map(_text, cells))
+    return table
+
+
+def _study_row(settings: StudySettings, record: StudyRecord) -> list[str]:
+    best = None if record.best_trial is None else record.trials[record.best_trial]
+    value = "-" if best is None else f"{best.values[-1]:.1f} (trial {best.number})"
+    trials = f"{len(record.trials):,} of {settings.trials:,}"
+    return [record.algo, record.env_id, trials, f"{record.steps:,}", value, record.status]
+
+
+def _show_trials(study_dir: Path) -> None:
+    settings, record = read_settings(study_dir), read_study(study_dir)
+    title = f"Trials of {study_dir} ({record.status})"
+    table = _table(title, "trial", "status", "rung", "steps", "value", "run")
+    for trial in record.trials:
+        value = f"{trial.values[-1]:.1f}" if trial.values else "-"
+        rung, steps = f"{len(trial.values)} of {settings.rungs}", f"{sum(run.steps for run in trial.runs):,}"
+        names = "\n".join(run.run_dir for run in trial.runs)
+        table.add_row(
+            *map(_text, [trial.number, record.describe_status(trial, settings.rungs), rung, steps, value, names])
+        )
+    _console().print(table)
 
 
 def _run_row(metadata: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`list`: list the runs below a directory."""
+"""`list`: list the runs and studies below a directory."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,11 +9,12 @@ import typer
 def list_runs(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where to look for runs.")] = Path("runs"),
 ) -> int:
-    """List the runs below a directory, with their returns and status.
+    """List the runs and studies below a directory, or the trials of a study.
 
     Examples:
         rl-training list
         rl-training list runs/GROUP
+        rl-training list runs/STUDY
     """
     from rl_training.cli.console import show_runs
 

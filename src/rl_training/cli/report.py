@@ -1,8 +1,8 @@
-"""`report`: write an HTML page about runs, with a film of the best agent."""
+"""`report`: write an HTML page about runs or about a study, with a film of the best agent."""
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -21,14 +21,18 @@ T = TypeVar("T")
 
 _MAX_STEPS = 300  # length of the filmed episode
 _MAX_FRAMES = 150
+_NO_FILM = "not asked for"
 _MAX_SECONDS = 1.5  # for drawing, so the film of a slow env is shorter
 
 
 def report(
     runs: RunsArgument,
     metric: Annotated[
-        str, typer.Option(metavar="NAME", help="The evaluation metric that scores runs, such as success_rate.")
-    ] = "return",
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The evaluation metric that scores runs, such as success_rate (default return)."
+        ),
+    ] = None,
     film: Annotated[
         bool, typer.Option(rich_help_panel=OUTPUT, help="Whether to include a film of the best agent.")
     ] = True,
@@ -37,29 +41,26 @@ def report(
     ),
     trust: TrustOption = False,
 ) -> int:
-    """Write an HTML page about runs.
+    """Write an HTML page about runs, or about a study.
 
-    The page has learning curves, statistics, hints, configs, versions, a film of the best agent, and the commands that
-    train the runs again.
+    The page about runs has learning curves, statistics, hints, configs, versions, a film of the best agent, and the
+    commands that train the runs again. The page about a study has its trials and what they show about the parameters.
 
     Examples:
         rl-training report runs/RUN_ID
         rl-training report runs/GROUP_A runs/GROUP_B --output report.html
+        rl-training report runs/STUDY
     """
-    from rl_training import __version__
-    from rl_training.errors import RunDirectoryError
+    from rl_training.errors import ConfigError, RunDirectoryError
     from rl_training.experiment.files import write_text
-    from rl_training.results.loading import load_groups
-    from rl_training.results.report.model import best_run, build_report
-    from rl_training.results.report.page import render_page
+    from rl_training.experiment.studies import is_study
 
-    groups = load_groups(runs, unfinished=True)
-    best = best_run(groups, metric)
-    with guarded_imports(best.run_dir, trust=trust):
-        animation = make_film(best) if film else "not asked for"
-    created_at = time.strftime("%Y-%m-%d %H:%M")
-    content = build_report(groups, animation=animation, created_at=created_at, version=__version__, metric=metric)
-    page = render_page(content)
+    if any(map(is_study, runs)):
+        if len(runs) > 1 or metric is not None:
+            raise ConfigError("a study has a report of its own: give its directory alone, without --metric")
+        page, animation = _study_page(runs[0], output, film=film, trust=trust)
+    else:
+        page, animation = _runs_page(runs, metric or "return", film=film, trust=trust)
     try:
         write_text(output, page)
     except OSError as error:
@@ -68,6 +69,48 @@ def report(
         show_line(f"note: no film: {animation}", error=True)
     typer.echo(f"report: {output} ({len(page.encode()) / 1024:,.0f} KiB)")
     return 0
+
+
+def _runs_page(runs: Sequence[Path], metric: str, *, film: bool, trust: bool) -> tuple[str, "Animation | str"]:
+    from rl_training import __version__
+    from rl_training.results.loading import load_groups
+    from rl_training.results.report.model import best_run, build_report
+    from rl_training.results.report.page import render_page
+
+    groups = load_groups(runs, unfinished=True)
+    best = best_run(groups, metric)
+    animation = _make_trusted_film(best, trust=trust) if film else _NO_FILM
+    content = build_report(groups, animation=animation, created_at=_now(), version=__version__, metric=metric)
+    return render_page(content), animation
+
+
+def _study_page(study_dir: Path, output: Path, *, film: bool, trust: bool) -> tuple[str, "Animation | str"]:
+    from rl_training import __version__
+    from rl_training.errors import RunDirectoryError
+    from rl_training.results.loading import load_run
+    from rl_training.results.report.study_model import build_study_report, load_study
+    from rl_training.results.report.study_page import render_study_page
+
+    study = load_study(study_dir)
+    animation: Animation | str = _NO_FILM
+    if film and study.best_run_dir is None:
+        animation = "no trial has a value"
+    elif film and study.best_run_dir is not None:
+        try:
+            animation = _make_trusted_film(load_run(study.best_run_dir), trust=trust)
+        except RunDirectoryError as error:
+            animation = str(error)
+    content = build_study_report(study, animation=animation, created_at=_now(), version=__version__)
+    return render_study_page(content, output.parent), animation
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M")
+
+
+def _make_trusted_film(run: "Run", *, trust: bool) -> "Animation | str":
+    with guarded_imports(run.run_dir, trust=trust):
+        return make_film(run)
 
 
 def make_film(run: "Run") -> "Animation | str":

@@ -11,7 +11,15 @@ from pydantic import AfterValidator, Field
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.records import LOGS_FOLDER, check_directory_name, check_files, read_record, write_record
-from rl_training.experiment.runs import make_directory, run_name, slug, unique_suffix, write_values
+from rl_training.experiment.runs import (
+    RunContext,
+    find_runs,
+    make_directory,
+    run_name,
+    slug,
+    unique_suffix,
+    write_values,
+)
 from rl_training.experiment.sources import read_yaml
 from rl_training.experiment.validation import Count, Float, Int, PositiveInt, StrictModel
 
@@ -153,6 +161,11 @@ class StudyRecord(StrictModel):
     confirmation: dict[str, Any] | None = None
     """The comparison of the best trial (B) with the starting config (A) on new seeds, as `compare --json` gives it."""
 
+    def describe_status(self, trial: Trial, num_rungs: int) -> str:
+        """Return the status of a trial for display; nothing trains any more if the study has ended."""
+        status = trial.status(num_rungs)
+        return "unfinished" if status == "training" and self.status != "running" else status
+
     def with_trial(self, changed: Trial) -> "StudyRecord":
         """Return a copy with one trial replaced, or added if it is new."""
         kept = tuple(changed if trial.number == changed.number else trial for trial in self.trials)
@@ -164,6 +177,13 @@ class StudyRecord(StrictModel):
 def is_study(path: Path) -> bool:
     """Return whether this is the directory of a study."""
     return (path / SETTINGS_FILE).exists()
+
+
+def find_runs_and_studies(root: Path) -> tuple[list[RunContext], list[Path]]:
+    """Return the runs below a directory, without those of studies, and the directories of the studies."""
+    studies = sorted(path.parent for path in root.rglob(SETTINGS_FILE))
+    runs = [run for run in find_runs(root) if not any(run.run_dir.is_relative_to(study) for study in studies)]
+    return runs, studies
 
 
 def make_trial(settings: StudySettings, number: int, params: dict[str, Any]) -> Trial:
@@ -195,7 +215,8 @@ def write_study(study_dir: Path, record: StudyRecord) -> None:
 
 
 def read_settings(study_dir: Path) -> StudySettings:
-    """Read `study.yaml`, as strictly as a config."""
+    """Read `study.yaml`, as strictly as a config. Refuse a link in its place."""
+    check_files([], [study_dir / SETTINGS_FILE])
     layer = read_yaml(study_dir / SETTINGS_FILE)
     try:
         return StudySettings(**layer.values)
@@ -211,6 +232,11 @@ def read_study(study_dir: Path) -> StudyRecord:
     files = [study_dir / BEST_FILE, *(trial_log(study_dir, trial, run) for trial, run in runs)]
     check_files([study_dir / folder for folder in folders], files)
     return record
+
+
+def job_name(number: int, seed: int) -> str:
+    """Return the name of the job that trains one run of a trial."""
+    return f"trial{number}-seed{seed}"
 
 
 def trial_log(study_dir: Path, trial: Trial, run: TrialRun) -> Path:

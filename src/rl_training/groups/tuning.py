@@ -40,6 +40,7 @@ from rl_training.experiment.studies import (
     Trial,
     TrialRun,
     create_study,
+    job_name,
     make_trial,
     read_settings,
     read_study,
@@ -310,7 +311,7 @@ class _StudyRun:
         self._waiting += [(trial.number, run.seed) for run in trial.unfinished_runs]
 
     def _job(self, trial: Trial, run: TrialRun) -> RunJob:
-        name = f"trial{trial.number}-seed{run.seed}"
+        name = job_name(trial.number, run.seed)
         budget, is_last = self._settings.budgets[trial.rung], trial.rung == self._settings.rungs - 1
         self._running[name] = trial.number, run.seed
         self._progress[name] = SeedProgress(run.seed, budget, step=run.steps)

@@ -12,8 +12,9 @@ from rl_training.errors import ConfigError, RunDirectoryError, describe_error
 from rl_training.experiment.config import training_differences
 from rl_training.experiment.files import check_regular
 from rl_training.experiment.metrics import EVALUATION, RETURN, TRAINING, logged_name, result_name
-from rl_training.experiment.runs import RunContext, context_of, find_runs, read_metadata, read_metrics
+from rl_training.experiment.runs import RunContext, context_of, read_metadata, read_metrics
 from rl_training.experiment.sources import read_yaml
+from rl_training.experiment.studies import find_runs_and_studies, is_study
 from rl_training.results.curves import Curve, area_under_curve, read_curve
 from rl_training.results.statistics import FloatArray
 
@@ -232,7 +233,14 @@ def _readable_runs(places: list[Path]) -> tuple[list[Run], list[str]]:
     for place in places:
         if not place.is_dir():
             raise RunDirectoryError(f"{place} is not a directory: give a run directory, or one that contains runs")
-        for context in find_runs(place):
+        if is_study(place):
+            raise RunDirectoryError(
+                f"{place} is a study, whose runs differ in their parameters: give single runs of it, or a group of its "
+                f"confirmation; `rl-training report {place}` shows all of it"
+            )
+        found, studies = find_runs_and_studies(place)
+        notes += [f"left out: {study} (a study; give it to `rl-training report` alone)" for study in studies]
+        for context in found:
             try:
                 runs.setdefault(context.run_dir.resolve(), load_run(context.run_dir))
             except RunDirectoryError as error:

@@ -38,9 +38,10 @@ def progress_console() -> Console:
 
 
 class RecentRate:
-    """Env steps per second over the last half minute; over a longer time if the updates are further apart."""
+    """Env steps per second over the last `window` seconds; over a longer time if the updates are further apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: float = _WINDOW_SECONDS) -> None:
+        self._window = window
         self._kept: deque[tuple[float, int]] = deque()
         self._newest = (0.0, 0)
 
@@ -49,7 +50,7 @@ class RecentRate:
         self._newest = (clock, step)
         if not self._kept or clock - self._kept[-1][0] >= _SPACING_SECONDS:
             self._kept.append(self._newest)
-        while len(self._kept) > 2 and self._kept[1][0] <= clock - _WINDOW_SECONDS:
+        while len(self._kept) > 2 and self._kept[1][0] <= clock - self._window:
             self._kept.popleft()
 
     @property

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -101,23 +101,23 @@ def _distinct(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def config_text(run: Run) -> str:
-    """Return the whole config as YAML."""
-    return yaml.dump(run.config, Dumper=ConfigDumper, sort_keys=False)
+def yaml_text(values: dict[str, Any]) -> str:
+    """Return a config, or a search space, as YAML."""
+    return yaml.dump(values, Dumper=ConfigDumper, sort_keys=False)
 
 
-def machine_facts(runs: Sequence[Run]) -> list[Fact]:
-    """Return versions, commit and machine, as the runs recorded them."""
-    described = [_run_facts(run) for run in runs]
-    names = _distinct(name for facts in described for name in facts)
-    return [Fact(name, _runs_by_value(name, runs, described)) for name in names]
+def machine_facts(origins: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Fact]:
+    """Return versions, commit and machine, as runs or studies recorded them; each origin is a name and a record."""
+    described = [(name, _origin_facts(recorded)) for name, recorded in origins]
+    names = _distinct(name for _, facts in described for name in facts)
+    return [Fact(name, _holders_by_value(name, described)) for name in names]
 
 
-def _run_facts(run: Run) -> dict[str, str]:
-    versions, host = run.metadata.get("versions") or {}, run.metadata.get("host") or {}
+def _origin_facts(recorded: Mapping[str, Any]) -> dict[str, str]:
+    versions, host = recorded.get("versions") or {}, recorded.get("host") or {}
     facts = {
         **{name.replace("_", "-"): value for name, value in versions.items()},
-        "git commit": run.metadata.get("git_commit"),
+        "git commit": recorded.get("git_commit"),
         "host": host.get("name"),
         "platform": host.get("platform"),
         "CPU": host.get("cpu"),
@@ -126,10 +126,10 @@ def _run_facts(run: Run) -> dict[str, str]:
     return {name: str(value) for name, value in facts.items() if value is not None}
 
 
-def _runs_by_value(name: str, runs: Sequence[Run], described: Sequence[dict[str, str]]) -> tuple[tuple[str, str], ...]:
+def _holders_by_value(name: str, described: Sequence[tuple[str, dict[str, str]]]) -> tuple[tuple[str, str], ...]:
     holders: dict[str, list[str]] = {}
-    for run, facts in zip(runs, described, strict=True):
-        holders.setdefault(facts.get(name, "unknown"), []).append(run.run_dir.name)
+    for holder, facts in described:
+        holders.setdefault(facts.get(name, "unknown"), []).append(holder)
     if len(holders) == 1:
         return ((next(iter(holders)), ""),)
     return tuple((value, _describe_runs(places)) for value, places in holders.items())
@@ -162,9 +162,9 @@ def _rerun_command(runs: Sequence[Run]) -> str:
     return shlex.join(["rl-training", "train", "--config", str(run_dir / CONFIG_FILE), *chosen, *place])
 
 
-def original_command(run: Run) -> str:
-    """Return the command that started the run, as a user would type it."""
-    arguments = [str(argument) for argument in run.metadata.get("command") or ()]
+def original_command(recorded: Iterable[Any] | None) -> str:
+    """Return a recorded command as a user would type it."""
+    arguments = [str(argument) for argument in recorded or ()]
     if not arguments:
         return "unknown"
     program = PurePath(arguments[0])

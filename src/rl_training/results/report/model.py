@@ -17,7 +17,6 @@ from rl_training.results.report.facts import (
     Difference,
     Fact,
     TimeShare,
-    config_text,
     differing_settings,
     machine_facts,
     original_command,
@@ -25,6 +24,7 @@ from rl_training.results.report.facts import (
     steps_per_second,
     time_shares,
     wall_seconds,
+    yaml_text,
 )
 from rl_training.results.report.svg import Chart, Series
 from rl_training.results.statistics import Bootstrap, Estimate, estimate
@@ -155,7 +155,7 @@ def build_report(
         envs=tuple(parts),
         notes=tuple(dict.fromkeys(note for group in groups for note in (*group.notes, *_notes(group)))),
         differences=tuple(differing_settings(groups)),
-        facts=tuple(machine_facts(runs)),
+        facts=tuple(machine_facts((run.run_dir.name, run.metadata) for run in runs)),
         animation=animation,
     )
 
@@ -251,7 +251,7 @@ def _group_part(number: int, group: RunGroup, metric: str) -> GroupPart:
         score=estimate(finals) if finals else None,
         hints=_hint_rows(group),
         times=tuple(time_shares(group.runs)),
-        config=config_text(group.runs[0]),
+        config=yaml_text(group.runs[0].config),
         config_seed=group.runs[0].seed,
         commands=tuple(rerun_commands(group)),
     )
@@ -271,7 +271,7 @@ def _row(run: Run, metric: str) -> RunRow:
         wall_seconds=wall_seconds(run),
         steps_per_second=steps_per_second(run),
         directory=str(run.run_dir),
-        command=original_command(run),
+        command=original_command(metadata.get("command")),
     )
 
 

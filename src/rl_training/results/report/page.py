@@ -1,13 +1,21 @@
-"""Rendering a report as a single HTML page that contains its styles, script, curves and film."""
+"""Rendering a report about runs as a single HTML page."""
 
-import base64
-import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rl_training.experiment.metrics import RETURN
+from rl_training.results.report.document import (
+    agent,
+    command_box,
+    facts_table,
+    folded_text,
+    page_header,
+    render_document,
+    section,
+    status_text,
+)
 from rl_training.results.report.markup import Content, Markup, element, join_markup
-from rl_training.results.report.model import Animation, EnvPart, GroupPart, HintRow, Report, RunRow
+from rl_training.results.report.model import EnvPart, GroupPart, HintRow, Report, RunRow
 from rl_training.results.report.svg import Chart, draw_chart, series_class
 from rl_training.results.report.tables import (
     Column,
@@ -19,57 +27,28 @@ from rl_training.results.report.tables import (
 )
 from rl_training.results.statistics import format_score
 
-_HERE = Path(__file__).parent
-
 
 def render_page(report: Report) -> str:
-    """Render the whole page. Its content security policy allows no external files and only the script inside."""
-    style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    policy = f"default-src 'none'; img-src data:; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{report.title}: report"),
-        element("style", Markup(style)),
-    )
-    body = element("body", _header(report), element("main", list(_sections(report))), element("script", Markup(script)))
-    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
-
-
-def _csp_hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    """Render the whole page."""
+    return render_document(f"{report.title}: report", _header(report), _sections(report))
 
 
 def _header(report: Report) -> Markup:
     count = sum(len(group.rows) for group in report.groups)
     about = f"{count} run{'s' * (count != 1)} · {report.created_at} · rl-training {report.version}"
-    notes = [element("li", note) for note in report.notes]
-    return element(
-        "header",
-        element("h1", report.title),
-        element("p", about, class_="quiet"),
-        element("ul", notes, class_="notes", aria_label="Notes") if notes else None,
-    )
+    return page_header(report.title, about, report.notes)
 
 
 def _sections(report: Report) -> Iterator[Markup]:
-    yield _section("Result", [_result(env, report.metric) for env in report.envs])
-    yield _section("Diagnostics", _diagnostics(report.groups))
-    yield _section("Curves", [_curves(env, titled=len(report.envs) > 1) for env in report.envs])
-    yield _section("The agent", _agent(report.animation))
-    yield _section("Runs", [_runs(group, report.metric) for group in report.groups])
-    yield _section("Time", _times(report.groups))
-    yield _section("Config", _config(report))
-    yield _section("Versions and machine", _facts(report))
-    yield _section("Run it again", [_rerun(group) for group in report.groups])
-
-
-def _section(title: str, *content: Content) -> Markup:
-    name = title.lower().replace(" ", "-")
-    return element("section", element("h2", title, id=name), *content, aria_labelledby=name)
+    yield section("Result", [_result(env, report.metric) for env in report.envs])
+    yield section("Diagnostics", _diagnostics(report.groups))
+    yield section("Curves", [_curves(env, titled=len(report.envs) > 1) for env in report.envs])
+    yield section("The agent", agent(report.animation))
+    yield section("Runs", [_runs(group, report.metric) for group in report.groups])
+    yield section("Time", _times(report.groups))
+    yield section("Config", _config(report))
+    yield section("Versions and machine", facts_table(report.facts))
+    yield section("Run it again", [_rerun(group) for group in report.groups])
 
 
 def _result(env: EnvPart, metric: str) -> Markup:
@@ -87,15 +66,15 @@ def _verdict(env: EnvPart) -> Markup | None:
     return join_markup([element("p", env.verdict.sentence, class_="verdict"), element("p", about, ".", class_="quiet")])
 
 
-def _group_label(group: GroupPart) -> Markup:
-    return join_markup([_swatch(group.number), group.label])
-
-
 def _swatch(number_of_group: int) -> Markup:
     line = element("path", class_="centre", d="M1 6H23")
     return element(
         "svg", line, viewBox="0 0 24 12", class_=f"swatch {series_class(number_of_group)}", aria_hidden="true"
     )
+
+
+def _group_label(group: GroupPart) -> Markup:
+    return join_markup([_swatch(group.number), group.label])
 
 
 def _run_count(group: GroupPart) -> str:
@@ -152,21 +131,6 @@ def _figure(chart: Chart, level: str) -> Markup:
     return element("figure", caption, draw_chart(chart), element("ul", labels, class_="legend"), readout)
 
 
-def _agent(animation: Animation | str) -> Markup:
-    if isinstance(animation, str):
-        return element("p", f"No film: {animation}")
-    width, height = animation.size
-    still = element(
-        "source", srcset=_data_url(animation.still), media="(prefers-reduced-motion: reduce)", type="image/png"
-    )
-    film = element("img", src=_data_url(animation.png), alt=animation.caption, width=width, height=height)
-    return element("figure", element("picture", still, film), element("figcaption", animation.caption), class_="film")
-
-
-def _data_url(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
-
-
 def _runs(group: GroupPart, metric: str) -> Markup:
     numeric = ("env steps", f"final {metric}", f"best {metric}", "wall time", "steps/s")
     columns = [
@@ -197,7 +161,7 @@ def _run(row: RunRow, shared: Path | None) -> list[Content]:
     steps = f"{row.steps:,}" if row.steps >= row.budget else f"{row.steps:,} of {row.budget:,}"
     return [
         str(row.seed),
-        element("span", row.status, class_=f"status {_tone(row.status)}"),
+        status_text(row.status),
         steps,
         number(row.final),
         number(row.best),
@@ -205,10 +169,6 @@ def _run(row: RunRow, shared: Path | None) -> list[Content]:
         number(row.steps_per_second),
         element("code", directory, class_="path"),
     ]
-
-
-def _tone(status: str) -> str:
-    return {"completed": "good", "stopped": "good", "failed": "bad"}.get(status, "open")
 
 
 def _times(groups: Sequence[GroupPart]) -> Markup:
@@ -238,22 +198,8 @@ def _config(report: Report) -> Markup:
             for each in report.differences
         ]
         first = table("What differs", columns, rows)
-    return join_markup([first, [_whole_config(group) for group in groups]])
-
-
-def _whole_config(group: GroupPart) -> Markup:
-    summary = element("summary", f"Whole config of {group.label}, seed {group.config_seed}")
-    return element("details", summary, element("pre", element("code", group.config), tabindex=0))
-
-
-def _facts(report: Report) -> Markup:
-    rows: list[list[Content]] = []
-    for fact in report.facts:
-        values = [f"{value} ({holders})" if holders else value for value, holders in fact.values]
-        rows.append([fact.name, [element("div", value) for value in values]])
-    if not rows:
-        return element("p", "These runs did not record versions or machine.")
-    return table("As the runs recorded them", [Column("name"), Column("value")], rows)
+    configs = [folded_text(f"Whole config of {each.label}, seed {each.config_seed}", each.config) for each in groups]
+    return join_markup([first, configs])
 
 
 def _rerun(group: GroupPart) -> Markup:
@@ -262,7 +208,7 @@ def _rerun(group: GroupPart) -> Markup:
     return join_markup(
         [
             element("h3", _swatch(group.number), group.label),
-            [element("pre", element("code", command), class_="command", tabindex=0) for command in group.commands],
+            list(map(command_box, group.commands)),
             element("details", element("summary", f"Original command{'s' * (count != 1)}"), original),
         ]
     )

@@ -11,8 +11,8 @@ for (const box of document.querySelectorAll(".command")) {
   box.append(button);
 }
 
-for (const figure of document.querySelectorAll(".figures figure")) {
-  const chart = figure.querySelector(".chart");
+for (const chart of document.querySelectorAll(".chart[data-steps]")) {
+  const figure = chart.closest("figure");
   const pointer = chart.querySelector(".pointer");
   const readout = figure.querySelector(".readout");
   const [first, last] = chart.dataset.steps.split(" ").map(Number);
@@ -40,3 +40,29 @@ for (const figure of document.querySelectorAll(".figures figure")) {
     readout.textContent = "";
   });
 }
+
+const nearestReadout = (node) => {
+  while (node !== null && node.querySelector(".readout") === null) node = node.parentElement;
+  return node === null ? null : node.querySelector(".readout");
+};
+
+const describeTrial = (trial) => {
+  const row = document.querySelector(`tr[data-trial="${trial}"]`);
+  const names = [...row.closest("table").querySelectorAll("th")].map((head) => head.textContent);
+  const cells = [...row.cells].map((cell) => cell.textContent);
+  return cells.slice(0, -1).map((text, index) => `${names[index]} ${text}`).join(" · ");
+};
+
+let readout = null;
+document.addEventListener("pointerover", (event) => {
+  const mark = event.target.closest("[data-trial]");
+  for (const node of document.querySelectorAll(".picked")) node.classList.remove("picked");
+  if (readout !== null) readout.textContent = "";
+  readout = null;
+  if (mark === null) return;
+  const trial = mark.dataset.trial;
+  for (const node of document.querySelectorAll(`[data-trial="${trial}"]`)) node.classList.add("picked");
+  if (mark.closest("svg") === null) return;
+  readout = nearestReadout(mark);
+  readout.textContent = describeTrial(trial);
+});

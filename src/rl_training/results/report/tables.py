@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from rl_training.results.report.facts import TimeShare
 from rl_training.results.report.markup import Content, Markup, element
@@ -19,16 +20,23 @@ class Column:
 
 
 def table(
-    caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Content]], caption_mark: Markup | None = None
+    caption: str,
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Content]],
+    *,
+    caption_mark: Markup | None = None,
+    trials: Sequence[int] = (),
 ) -> Markup:
-    """Build a table inside a box that scrolls if the page is too narrow."""
+    """Build a table inside a box that scrolls if the page is too narrow. `trials` are the trials that rows describe."""
     classes = ["number" if column.numeric else None for column in columns]
     heads = [
         element("th", column.name, scope="col", class_=name) for column, name in zip(columns, classes, strict=True)
     ]
     lines = [
-        element("tr", [element("td", cell, class_=name) for cell, name in zip(row, classes, strict=True)])
-        for row in rows
+        element(
+            "tr", [element("td", cell, class_=name) for cell, name in zip(row, classes, strict=True)], data_trial=trial
+        )
+        for row, trial in zip_longest(rows, trials)
     ]
     content = element(
         "table",
@@ -71,3 +79,9 @@ def time_bar(times: Sequence[TimeShare]) -> Markup:
         parts.append(element("rect", title, class_=f"part-{index}", x=f"{start:.2f}", width=f"{width:.2f}", height=8))
         start += width
     return element("svg", parts, class_="bar", viewBox="0 0 100 8", preserveAspectRatio="none", aria_hidden="true")
+
+
+def share_bar(share: float) -> Markup:
+    """Draw a share of 1 as a bar; a table shows it as a number too."""
+    bar = element("rect", class_="part-0", width=f"{100.0 * share:.2f}", height=8)
+    return element("svg", bar, class_="bar", viewBox="0 0 100 8", preserveAspectRatio="none", aria_hidden="true")
