@@ -80,7 +80,7 @@ def drawn_config(
     config = make_config(num_envs=4, algo_kwargs=params)
     config = with_resolved_params(config, get_algorithm_spec("ppo").resolve_params_fn(config))
     read = read_space(Layer("space", space), config)
-    return read.apply(config, read.limit(config, drawn)).algo_kwargs
+    return read.apply(config, read.limit(config, drawn, first_rung=500)).algo_kwargs
 
 
 @pytest.mark.parametrize(("num_steps", "drawn", "used"), [(16, 256, 64), (16, 32, 32), (24, 256, 64), (64, 256, 256)])
@@ -92,6 +92,17 @@ def test_a_value_is_lowered_to_the_product_that_it_must_not_exceed(
     space = {"minibatch_size": limited, "num_steps": [16, 24, 64]}
     params = drawn_config(make_config, space, {"minibatch_size": drawn, "num_steps": num_steps})
     assert (params["num_steps"], params["minibatch_size"]) == (num_steps, used)
+
+
+def test_limits_hold_together_and_for_the_first_rung_in_any_order(make_config: MakeConfig) -> None:
+    """500 env steps of 4 envs leave 125 steps per env: 64 as a power of two, so a rollout has 256 transitions."""
+    space = {
+        "minibatch_size": {"low": 16, "high": 1024, "scale": "powers_of_two", "at_most": "num_steps * num_envs"},
+        "num_steps": {"low": 32, "high": 4096, "scale": "powers_of_two", "at_most": "first_rung / num_envs"},
+    }
+    for ordered in (space, dict(reversed(space.items()))):
+        params = drawn_config(make_config, ordered, {"minibatch_size": 1024, "num_steps": 4096})
+        assert (params["num_steps"], params["minibatch_size"]) == (64, 256)
 
 
 def test_a_number_scales_the_schedule_of_its_parameter(make_config: MakeConfig) -> None:

@@ -5,6 +5,7 @@ a config.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ SPACES_DIR = Path(__file__).parents[1] / "search_spaces"
 Scale = Literal["linear", "log", "one_minus_log", "powers_of_two"]
 SEARCHED_FIELDS = ("num_envs", "frame_stack", "terminal_on_life_loss")
 """The config fields that a study may vary beside the parameters of the algorithm."""
+FIRST_RUNG = "first_rung"
+_OPERATORS = re.compile(r"[*/]")
 
 Number = Annotated[int, Field(strict=True)] | Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
@@ -36,7 +39,11 @@ class Range(StrictModel):
     scale: Scale = "linear"
     """How values are spread: evenly; evenly in their logarithm, or in that of 1 - value; or only powers of two."""
     at_most: str | None = None
-    """The product of parameters that a value must not exceed, such as `num_steps * num_envs`."""
+    """What a value must not exceed: other parameters and `first_rung`, joined by `*` and `/`.
+
+    For example, `num_steps * num_envs`, or `first_rung / num_envs`, where `first_rung` stands for the env steps after
+    which trials are compared for the first time.
+    """
 
     @property
     def is_whole(self) -> bool:
@@ -44,9 +51,23 @@ class Range(StrictModel):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     @property
-    def factors(self) -> list[str]:
-        """The parameters whose product a value must not exceed."""
-        return [] if self.at_most is None else [name.strip() for name in self.at_most.split("*")]
+    def limiting_names(self) -> list[str]:
+        """The names in `at_most`."""
+        return [] if self.at_most is None else [name.strip() for name in _OPERATORS.split(self.at_most)]
+
+    def lower(self, value: Any, known: Mapping[str, Any]) -> Any:
+        """Return a value, or the largest one that `at_most` allows; `known` has what its names stand for."""
+        if self.at_most is None:
+            return value
+        first, *others = [known[name] for name in self.limiting_names]
+        limit = float(first)
+        for operator, other in zip(_OPERATORS.findall(self.at_most), others, strict=True):
+            limit = limit * other if operator == "*" else limit / other
+        if self.scale == "powers_of_two":
+            limit = 2 ** int(math.log2(max(limit, 1)))
+        elif self.is_whole:
+            limit = max(int(limit), 1)
+        return min(value, limit)
 
     @property
     def ends(self) -> list[Any]:
@@ -97,14 +118,14 @@ class SearchSpace:
         """Return the space as plain values, as its YAML file has them."""
         return {name: _plain_values(values) for name, values in self.parameters.items()}
 
-    def limit(self, config: TrainConfig, drawn: Mapping[str, Any]) -> dict[str, Any]:
+    def limit(self, config: TrainConfig, drawn: Mapping[str, Any], first_rung: int) -> dict[str, Any]:
         """Return the drawn values, with those above their `at_most` lowered to it."""
         plain = plain_config(config)
-        current = {**plain["algo_kwargs"], **plain, **drawn}
-        for name, values in self.parameters.items():
-            if isinstance(values, Range) and values.at_most is not None:
-                current[name] = _lowered(drawn[name], values, current)
-        return {name: current[name] for name in drawn}
+        known = {**plain["algo_kwargs"], **plain, **drawn, FIRST_RUNG: first_rung}
+        ranges = {name: values for name, values in self.parameters.items() if isinstance(values, Range)}
+        for _ in ranges:  # again and again, because a limit may depend on a value that another limit lowers
+            known |= {name: values.lower(drawn[name], known) for name, values in ranges.items()}
+        return {name: known[name] for name in drawn}
 
     def apply(self, config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
         """Return the config with these values in place of its own.
@@ -116,14 +137,6 @@ class SearchSpace:
             section = plain if name in TrainConfig.model_fields else plain["algo_kwargs"]
             section[name] = _scaled(section.get(name), value)
         return TrainConfig(**plain)
-
-
-def _lowered(value: Any, values: Range, current: Mapping[str, Any]) -> Any:
-    """Return the value, or the largest one that the product of other parameters allows."""
-    limit = math.prod(current[name] for name in values.factors)
-    if values.scale == "powers_of_two":
-        limit = 2 ** int(math.log2(limit))
-    return min(value, limit)
 
 
 def _scaled(before: Any, value: Any) -> Any:
@@ -172,7 +185,8 @@ def _read_parameter(name: str, given: Any, config: TrainConfig) -> Values | list
         values = _parse(name, given)
     except ConfigError as error:
         return list(error.problems)
-    missing = [factor for factor in (values.factors if isinstance(values, Range) else []) if factor not in known]
+    names = values.limiting_names if isinstance(values, Range) else []
+    missing = [each for each in names if each not in (*known, FIRST_RUNG)]
     why = f"at_most: {_describe_unknown(missing[0], known)}" if missing else values.find_problem()
     return values if why is None else [Problem((name,), f"{name}: {why}")]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from rl_training.errors import ConfigError
+from rl_training.errors import ConfigError, RunDirectoryError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.records import LOGS_FOLDER, check_directory_name, check_files, read_record, write_record
 from rl_training.experiment.runs import (
@@ -56,6 +56,11 @@ class StudyOptions(StrictModel):
     storage: str | None = None
     """Where Optuna's tools find the trials: a storage URL; none: the file `optuna.journal` of the study."""
 
+    def budgets_of(self, total_timesteps: int) -> list[int]:
+        """Return the env steps of every rung; the last one is the whole budget."""
+        divisors = [self.reduction**power for power in reversed(range(self.rungs))]
+        return [-(-total_timesteps // divisor) for divisor in divisors]
+
 
 class StudySettings(StudyOptions):
     """What a study searches and how; the content of `study.yaml`."""
@@ -73,9 +78,7 @@ class StudySettings(StudyOptions):
     @property
     def budgets(self) -> list[int]:
         """The env steps of every rung; the last one is the whole budget."""
-        total = int(self.config["total_timesteps"])
-        divisors = [self.reduction**power for power in reversed(range(self.rungs))]
-        return [-(-total // divisor) for divisor in divisors]
+        return self.budgets_of(int(self.config["total_timesteps"]))
 
     @property
     def trial_seeds(self) -> list[int]:
@@ -225,13 +228,29 @@ def read_settings(study_dir: Path) -> StudySettings:
 
 
 def read_study(study_dir: Path) -> StudyRecord:
-    """Read `study.json`. Refuse another format, and links in place of the study's files and folders."""
+    """Read `study.json`. Refuse another format, trials that no study can have written, and links in place of files."""
     record = read_record(study_dir / STUDY_FILE, StudyRecord, "study", _STUDY_LIMIT)
+    _check_trials(study_dir, record)
     runs = [(trial, run) for trial in record.trials for run in trial.runs]
     folders = [LOGS_FOLDER, CONFIRMATION_FOLDER, *(run.run_dir for _, run in runs)]
     files = [study_dir / BEST_FILE, *(trial_log(study_dir, trial, run) for trial, run in runs)]
     check_files([study_dir / folder for folder in folders], files)
     return record
+
+
+def _check_trials(study_dir: Path, record: StudyRecord) -> None:
+    numbers = [trial.number for trial in record.trials]
+    if numbers != list(range(len(numbers))):
+        problem = "the trials are not numbered from 0"
+    elif any(not trial.runs for trial in record.trials):
+        problem = "a trial has no run"
+    elif record.best_trial is not None and not 0 <= record.best_trial < len(numbers):
+        problem = f"best_trial={record.best_trial} does not exist"
+    elif record.best_trial is not None and not record.trials[record.best_trial].values:
+        problem = f"best_trial={record.best_trial} has no value"
+    else:
+        return
+    raise RunDirectoryError(f"{study_dir / STUDY_FILE} is damaged: {problem}")
 
 
 def job_name(number: int, seed: int) -> str:

@@ -152,7 +152,8 @@ def prepare_study(
     spec = get_algorithm_spec(config.algo)
     params = spec.resolve_params_fn(config)
     config = with_resolved_params(config.model_copy(update={"output_dir": config.output_dir.absolute()}), params)
-    searched = _checked_space(load_space(space, config.algo), config)
+    first_rung = options.budgets_of(config.total_timesteps)[0]
+    searched = _checked_space(load_space(space, config.algo), config, first_rung)
     config, _ = resolve_action_mask(config, usable=params.uses_action_masks)
     if config.num_threads == "auto":  # the other runs use the other cores
         config = config.model_copy(update={"num_threads": 1})
@@ -166,17 +167,17 @@ def prepare_study(
     return PreparedStudy(study_dir, settings, searched, record)
 
 
-def _checked_space(layer: Layer, config: TrainConfig) -> SearchSpace:
+def _checked_space(layer: Layer, config: TrainConfig, first_rung: int) -> SearchSpace:
     """Read a space, and refuse values that the algorithm does not accept."""
     try:
         space = read_space(layer, config)
-        _check_values(space, config)
+        _check_values(space, config, first_rung)
     except ConfigError as error:
         raise located(error, [layer]) from None
     return space
 
 
-def _check_values(space: SearchSpace, config: TrainConfig) -> None:
+def _check_values(space: SearchSpace, config: TrainConfig, first_rung: int) -> None:
     """Try each end of each range and each choice, with all other parameters at their low and at their high ends."""
     resolve = get_algorithm_spec(config.algo).resolve_params_fn
     for side in (0, -1):
@@ -184,7 +185,7 @@ def _check_values(space: SearchSpace, config: TrainConfig) -> None:
         for name, values in space.parameters.items():
             for value in values.ends:
                 try:
-                    resolve(space.apply(config, space.limit(config, {**others, name: value})))
+                    resolve(space.apply(config, space.limit(config, {**others, name: value}, first_rung)))
                 except ConfigError as error:
                     problem = Problem((name,), f"{name}: {value!r} cannot be trained ({error})")
                     raise config_error([problem]) from None
@@ -211,7 +212,7 @@ def reopen_study(study_dir: Path, jobs: Jobs | None, *, trials: int | None = Non
         if trials < len(record.trials):
             raise ConfigError(f"trials={trials}: the study has {len(record.trials)} already; give a larger number")
         settings = StudySettings(**{**settings.model_dump(), "trials": trials})
-    space = _checked_space(Layer("space", settings.space), settings.train_config)
+    space = _checked_space(Layer("space", settings.space), settings.train_config, settings.budgets[0])
     _check_options(settings, space)
     count = resolve_jobs(record.jobs if jobs is None else jobs, settings.trials * settings.seeds_per_trial)
     return PreparedStudy(study_dir, settings, space, record.model_copy(update={"jobs": count}))
@@ -302,7 +303,8 @@ class _StudyRun:
         promoted = find_promotion(trials, settings.rungs, settings.reduction)
         if promoted is None and len(trials) < settings.trials:
             drawn = suggest(settings, self._space, trials)
-            return make_trial(settings, len(trials), self._space.limit(settings.train_config, drawn))
+            values = self._space.limit(settings.train_config, drawn, settings.budgets[0])
+            return make_trial(settings, len(trials), values)
         if promoted is None and not any(trial.unfinished_runs for trial in trials):
             promoted = find_last_promotion(trials, settings.rungs)
         return promoted.model_copy(update={"rung": promoted.rung + 1}) if promoted else None

@@ -158,28 +158,12 @@ class LoadedStudy:
 def load_study(study_dir: Path) -> LoadedStudy:
     """Read a study directory. Refuse files that no study can have written."""
     settings, record = read_settings(study_dir), read_study(study_dir)
-    _check_trials(study_dir, record)
     try:
         space = read_space(Layer("space", settings.space), settings.train_config)
         assert settings.budgets[0] > 0
     except (ConfigError, LookupError, TypeError, ValueError, AssertionError) as error:
         raise RunDirectoryError(f"{study_dir / SETTINGS_FILE} is damaged: {describe_error(error)}") from None
     return LoadedStudy(study_dir, settings, record, space)
-
-
-def _check_trials(study_dir: Path, record: StudyRecord) -> None:
-    numbers = [trial.number for trial in record.trials]
-    if numbers != list(range(len(numbers))):
-        problem = "the trials are not numbered from 0"
-    elif any(not trial.runs for trial in record.trials):
-        problem = "a trial has no run"
-    elif record.best_trial is not None and not 0 <= record.best_trial < len(numbers):
-        problem = f"best_trial={record.best_trial} does not exist"
-    elif record.best_trial is not None and not record.trials[record.best_trial].values:
-        problem = f"best_trial={record.best_trial} has no value"
-    else:
-        return
-    raise RunDirectoryError(f"{study_dir / STUDY_FILE} is damaged: {problem}")
 
 
 def build_study_report(study: LoadedStudy, *, animation: Animation | str, created_at: str, version: str) -> StudyReport:
