@@ -62,7 +62,10 @@ class ActorCritic:
         self.action_shape, self.action_dtype = self.distribution.action_shape, self.distribution.action_dtype
         self.action_parts, self.acting_network = self.distribution.parts, self.actor
         self._stream = make_stream(seed, "predictions")
-        self._initialise(make_torch_generator(seed, "initialisation"), log_std)
+        self.params.initialise((self.actor, self.critic), make_torch_generator(seed, "initialisation"))
+        if LOG_STD in self.params.tensors:
+            self.params.tensors[LOG_STD].fill_(log_std)
+            self.params.sync_host()
 
     def _can_use_masks(self, action_space: spaces.Space[Any]) -> bool:
         """Return whether observations have masks that the distribution can use; refuse masks of another size."""
@@ -73,17 +76,6 @@ class ActorCritic:
                 f"let the env give a mask of {expected} entries, one per choice"
             )
         return bool(given and expected)
-
-    def _initialise(self, generator: torch.Generator, log_std: float) -> None:
-        """Write random weights from `generator`, which is on the CPU so that every device starts with the same ones."""
-        start = torch.zeros(self.params.layout.size)
-        params = self.params.layout.tensors(start)
-        for network in (self.actor, self.critic):
-            if network is not None:
-                network.initialise(params, generator)
-        if LOG_STD in params:
-            params[LOG_STD].fill_(log_std)
-        self.params.set(start)
 
     def masks(self, obs: Tensor) -> Tensor | None:
         """Return which choices are legal in stored observations [batch, ...]; none if the policy uses no masks."""

@@ -63,12 +63,8 @@ class QNetwork:
         self.action_parts, self.acting_network = Categorical(action_space).parts, self.advantage
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Write random weights from `generator`, which is on the CPU so that every device starts with the same ones."""
-        start = torch.zeros(self.params.layout.size)
-        for network in (self.advantage, self.value):
-            if network is not None:
-                network.initialise(self.params.layout.tensors(start), generator)
-        self.params.set(start)
+        """Write random weights."""
+        self.params.initialise((self.advantage, self.value), generator)
 
     def q_values(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Compute values [batch, action] under `params`."""

@@ -74,10 +74,8 @@ class SquashedActor:
         self._stream = make_stream(seed, "predictions")
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Write random weights from `generator`, which is on the CPU so that every device starts with the same ones."""
-        start = torch.zeros(self.params.layout.size)
-        self.network.initialise(self.params.layout.tensors(start), generator)
-        self.params.set(start)
+        """Write random weights."""
+        self.params.initialise((self.network,), generator)
 
     def sample(self, obs: Array, noise: Array) -> Array:
         """Return actions for observations [batch, ...] and normal noise [batch, dim], between -1 and 1."""
@@ -123,9 +121,7 @@ class TwinCritics:
 
     def initialise(self, generator: torch.Generator) -> None:
         """Write random weights, different ones for the two critics."""
-        start = torch.zeros(self.params.layout.size)
-        self.network.initialise(self.params.layout.tensors(start), generator)
-        self.params.set(start)
+        self.params.initialise((self.network,), generator)
 
     def forward(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> Tensor:
         """Compute values [critic, batch]."""
