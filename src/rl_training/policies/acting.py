@@ -152,20 +152,13 @@ class JoinedDraws:
 
     def __init__(self, parts: Sequence[Draws]) -> None:
         self._parts = parts
+        self.begin_episodes = parts[0].begin_episodes  # as all others, it does nothing
+        self.state_dict = parts[0].state_dict
+        self.load_state_dict = parts[0].load_state_dict
 
     def at(self, step: int) -> Array:
         """Return the numbers [env, size] of all parts for env step `step`."""
         return np.hstack([part.at(step) for part in self._parts])
-
-    def begin_episodes(self, begun: Array) -> None:
-        """Do nothing: no number depends on an earlier one."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: no number depends on an earlier one."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: no number depends on an earlier one."""
 
 
 class CorrelatedDraws:
