@@ -29,9 +29,10 @@ from rl_training.experiment.schedules import PositiveSchedule, Schedule, crosses
 from rl_training.experiment.validation import Flag, Float, PositiveInt, UnitFloat, config_error
 from rl_training.policies.acting import Actor, Draws
 from rl_training.policies.base import Array
+from rl_training.policies.distributions import ILLEGAL
 from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.params import pack_policy, unpack_policy
-from rl_training.policies.q_network import LOWEST_VALUE, QNetwork
+from rl_training.policies.q_network import QNetwork
 from rl_training.streams import make_torch_generator
 
 
@@ -113,9 +114,9 @@ def q_targets(batch: Batch, target_values: Tensor, choosing_values: Tensor | Non
     Actions that `next_masks` forbids are never the best.
     """
     if "next_masks" in batch:
-        target_values = torch.where(batch["next_masks"], target_values, LOWEST_VALUE)
+        target_values = torch.where(batch["next_masks"], target_values, ILLEGAL)
         if choosing_values is not None:
-            choosing_values = torch.where(batch["next_masks"], choosing_values, LOWEST_VALUE)
+            choosing_values = torch.where(batch["next_masks"], choosing_values, ILLEGAL)
     if choosing_values is None:
         best = target_values.amax(dim=1)
     else:

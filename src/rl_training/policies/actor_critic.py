@@ -52,6 +52,7 @@ class ActorCritic:
         """`log_std` is the initial log standard deviation of continuous actions."""
         self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
         self.distribution = build_distribution(action_space)
+        self.to_env = self.distribution.to_env
         self._masked = self._can_use_masks(action_space)
         actor = Head("actor", self.distribution.num_outputs, network.actor_hidden_sizes, ACTOR_GAIN)
         critic = Head("critic", 1, network.critic_hidden_sizes, CRITIC_GAIN)
@@ -91,10 +92,6 @@ class ActorCritic:
         """Return actions for observations [batch, ...] and noise [batch, size], in the policy's own space."""
         outputs, masks = self._forward_array(obs)
         return self.distribution.sample(self.params.arrays, outputs, noise, masks)
-
-    def to_env(self, actions: Array) -> Array:
-        """Return what the env receives for `actions`."""
-        return self.distribution.to_env(actions)
 
     def predict(self, obs: Array, *, deterministic: bool = True, streams: Streams | None = None) -> Array:
         """Return env actions for observations [batch, ...]: the likeliest, or drawn."""

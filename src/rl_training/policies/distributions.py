@@ -24,9 +24,12 @@ from rl_training.policies.networks.protocol import FloatArray, Shape
 LOG_STD = "log_std"
 SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, MultiBinary, Box of floats, and Dict and Tuple of these"
 _WIDEST = 1e30  # a half range beyond this stands for "no bound"
-# The logit of a choice that a mask forbids. Its probability is exactly 0 beside any legal one. It is finite, so that
-# 0 times its log-probability is 0 and not NaN.
-_ILLEGAL = -1e30
+ILLEGAL = -1e30
+"""The output for a choice that a mask forbids.
+
+Beside any legal choice, its probability is exactly 0. It is finite, so that 0 times it, or times its log-probability,
+is 0 and not NaN.
+"""
 _EXACT_FLOATS = 2**24  # float32 holds all integers up to here
 
 
@@ -124,7 +127,7 @@ class Categorical:
 
 def _legal_array(outputs: FloatArray, masks: Array | None) -> FloatArray:
     """Replace the logits of illegal choices."""
-    return outputs if masks is None else np.where(masks, outputs, np.float32(_ILLEGAL))
+    return outputs if masks is None else np.where(masks, outputs, np.float32(ILLEGAL))
 
 
 class CategoricalScores:
@@ -132,7 +135,7 @@ class CategoricalScores:
 
     def __init__(self, outputs: Tensor, actions: Tensor, masks: Tensor | None = None) -> None:
         self._actions, self._masks = actions.unsqueeze(-1), masks
-        legal = outputs if masks is None else torch.where(masks, outputs, _ILLEGAL)
+        legal = outputs if masks is None else torch.where(masks, outputs, ILLEGAL)
         self._logprobs = torch.log_softmax(legal, dim=-1)
         self._probs = self._logprobs.exp()
         self.logprobs = self._logprobs.gather(-1, self._actions).squeeze(-1)
@@ -215,7 +218,7 @@ class MultiCategoricalScores:
 
     def __init__(self, outputs: Tensor, actions: Tensor, choices: Sequence[int], masks: Tensor | None = None) -> None:
         self._choices, self._masks = choices, masks
-        legal = outputs if masks is None else torch.where(masks, outputs, _ILLEGAL)
+        legal = outputs if masks is None else torch.where(masks, outputs, ILLEGAL)
         self._scores = CategoricalScores(self._separate(legal), actions)
         self.logprobs, self.entropies = self._scores.logprobs.sum(dim=1), self._scores.entropies.sum(dim=1)
 
@@ -225,7 +228,7 @@ class MultiCategoricalScores:
         if len(self._choices) * most == outputs.shape[1]:
             return outputs.reshape(len(outputs), -1, most)
         numbers = torch.split_with_sizes(outputs, self._choices, dim=1)
-        return torch.stack([functional.pad(each, (0, most - each.shape[1]), value=_ILLEGAL) for each in numbers], dim=1)
+        return torch.stack([functional.pad(each, (0, most - each.shape[1]), value=ILLEGAL) for each in numbers], dim=1)
 
     def _join(self, separate: Tensor) -> Tensor:
         """Undo `_separate`."""
@@ -340,6 +343,7 @@ class DiagonalGaussian:
 
     def __init__(self, space: spaces.Box) -> None:
         self._actions = BoundedActions(space)
+        self.to_env = self._actions.to_env
         self.num_outputs = self._actions.size
         self.noise: NoiseParts = (("normal", self.num_outputs),)
         self.mask_size = 0
@@ -364,10 +368,6 @@ class DiagonalGaussian:
         """Return the means."""
         del masks
         return outputs
-
-    def to_env(self, actions: Array) -> Array:
-        """Return the actions scaled and clipped to the bounds of the env, in its shape."""
-        return self._actions.to_env(actions)
 
     def score(
         self, params: Mapping[str, Tensor], outputs: Tensor, actions: Tensor, masks: Tensor | None = None

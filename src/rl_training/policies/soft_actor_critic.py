@@ -66,6 +66,7 @@ class SquashedActor:
             )
         self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
         self.actions = BoundedActions(action_space)
+        self.to_env = self.actions.to_env
         self.action_shape: Shape = (self.actions.size,)
         self.action_dtype = torch.float32
         self.network = network.build(self.encoder, Head("actor", 2 * self.actions.size, network.actor_hidden_sizes))
@@ -84,10 +85,6 @@ class SquashedActor:
         stds = np.exp(np.clip(log_stds, LOG_STD_MIN, LOG_STD_MAX))
         drawn: Array = np.tanh(means + stds * noise)
         return drawn
-
-    def to_env(self, actions: Array) -> Array:
-        """Return the actions scaled to the bounds of the env."""
-        return self.actions.to_env(actions)
 
     def predict(self, obs: Array, *, deterministic: bool = True, streams: Streams | None = None) -> Array:
         """Return env actions for observations [batch, ...]: the squashed means, or drawn."""
