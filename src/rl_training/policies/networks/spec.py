@@ -88,7 +88,7 @@ class NetworkSpec:
         return fast or self._module_network(head.name, _Recipe(self, encoder, (head,)))
 
     def build_stack(self, encoder: Encoder, head: Head, count: int, *, num_actions: int) -> Network:
-        """Build `count` networks as one. Its inputs are features and `num_actions` columns that the encoder does not see."""
+        """Build `count` networks as one. After the features, they see `num_actions` columns that bypass the encoder."""
         fast = self._fast_network(encoder, head, num_actions, stack=count)
         recipe = _Recipe(self, encoder, (head,), num_actions)
         names = [f"{head.name}.{index}" for index in range(count)]
