@@ -11,12 +11,12 @@ from typing import Any
 import psutil
 from gymnasium.error import Error
 from gymnasium.vector.utils import CloudpickleWrapper
-from gymnasium.wrappers import RecordEpisodeStatistics
+from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 
 from rl_training.envs.choosing import choose_vectorization, forks
+from rl_training.envs.layers import AnyEnv
 from rl_training.envs.making import first_line, make_raw_env, make_single_env, max_episode_steps
 from rl_training.envs.packed import find_mask
-from rl_training.envs.restore import AnyEnv
 from rl_training.envs.subprocesses import SubprocessError, call_in_process
 from rl_training.envs.vector.batched import BatchedVectorEnv, SingleOfBatch
 from rl_training.envs.vector.native import SeededCartPole
@@ -164,7 +164,8 @@ def _import_batched_env(config: TrainConfig, num_envs: int) -> BatchedEnv:
 
 def make_single_of_batch(config: TrainConfig) -> AnyEnv:
     """Make one env of the batched kind that `vectorization` names."""
-    return SingleOfBatch(make_batched_env(config, 1), max_episode_steps(config))
+    env, limit = SingleOfBatch(make_batched_env(config, 1)), max_episode_steps(config)
+    return env if limit is None else TimeLimit(env, limit)
 
 
 def env_factory(config: TrainConfig) -> EnvFactory:
