@@ -5,8 +5,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import Env, spaces
+from gymnasium import spaces
 
+from rl_training.envs.layers import AnyEnv, layers_of
 from rl_training.errors import EnvironmentSetupError, ObservationError
 from rl_training.packing import (
     MASK_NAME,
@@ -19,8 +20,6 @@ from rl_training.packing import (
 
 MASK_METHOD = "action_masks"
 OBSERVED = "observation."  # before the name of the entry of a Dict observation that holds the mask
-
-AnyEnv = Env[Any, Any]
 
 
 class StackedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -146,13 +145,11 @@ def _check_source(env: AnyEnv, action_mask: str) -> None:
 
 def find_mask_method(env: AnyEnv) -> Callable[[], Any] | None:
     """Return the method that gives the legal actions of an env, or of an env inside its wrappers; none without one."""
-    layer: Any = env
-    while True:
-        method = getattr(layer, MASK_METHOD, None) if MASK_METHOD in dir(type(layer)) else None
-        if callable(method) or layer is env.unwrapped:
-            found: Callable[[], Any] | None = method
-            return found
-        layer = layer.env
+    for layer in layers_of(env):
+        method: Callable[[], Any] | None = getattr(layer, MASK_METHOD) if MASK_METHOD in dir(type(layer)) else None
+        if callable(method):
+            return method
+    return None
 
 
 def find_mask(env: AnyEnv) -> str:

@@ -9,7 +9,7 @@ from gymnasium import Space
 from rl_training.envs.changes import Answer
 from rl_training.envs.episodes import EpisodeTracker, ResetResult, Seeds, StepResult
 from rl_training.envs.guard import EnvCalls
-from rl_training.envs.restore import AnyEnv
+from rl_training.envs.layers import AnyEnv
 
 EnvFactory = Callable[[], AnyEnv]
 
