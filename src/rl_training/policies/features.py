@@ -13,9 +13,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rl_training.errors import EnvironmentSetupError
 from rl_training.memory import check_memory
-from rl_training.packing import SUPPORTED_OBSERVATIONS, Leaf, PackedObservations, StackedFrames, is_image, nest
+from rl_training.packing import Leaf, PackedObservations, StackedFrames, is_image, nest, unsupported_observations
 from rl_training.policies.base import Array
 
 _STATISTICS_BYTES = 40  # of the running statistics of one number
@@ -232,10 +231,7 @@ class Encoder:
         self.space = space
         self._packed = space if isinstance(space, PackedObservations) else None
         if self._packed is None and not isinstance(space, (spaces.Box, spaces.Discrete)):
-            raise EnvironmentSetupError(
-                f"observation space {type(space).__name__} is not supported; supported: {SUPPORTED_OBSERVATIONS}. "
-                "Wrap the env with a gymnasium.ObservationWrapper"
-            )
+            raise unsupported_observations(space)
         leaves = [Leaf((), space, 0)] if self._packed is None else self._packed.leaves  # type: ignore[arg-type]
         self.encoders = sorted(map(LeafEncoder, leaves), key=lambda each: _KINDS.index(each.kind))
         ends = np.cumsum([each.size for each in self.encoders]).tolist()
@@ -317,12 +313,9 @@ class Encoder:
 
 def _read(rows: Tensor, leaf: Leaf) -> Tensor:
     """Return the values of one part in packed rows [batch, bytes], as [batch, *shape]."""
-    values = rows[:, leaf.start : leaf.start + leaf.num_bytes].view(_torch_type(leaf.dtype))
+    dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
+    values = rows[:, leaf.start : leaf.start + leaf.num_bytes].view(dtype)
     return values.reshape(len(rows), *leaf.shape)
-
-
-def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _storage_dtype(space: spaces.Space[Any]) -> torch.dtype:
