@@ -42,6 +42,12 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     return nearest if nearest is not None and edits[nearest] <= min(allowed, len(name) - 1) else None
 
 
+def suggest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Ask whether the user meant the nearest known name; return `otherwise` if no name is near."""
+    nearest = nearest_name(name, known)
+    return otherwise if nearest is None else f"did you mean '{nearest}'?"
+
+
 def _edit_distance(left: str, right: str) -> int:
     """Count the letters to insert, delete, replace or swap with their neighbour to turn one text into the other."""
     rows = [list(range(len(right) + 1))]
@@ -139,8 +145,7 @@ def _problem(details: Any, known: list[str]) -> Problem:
     path = tuple(str(part) for part in details["loc"])
     dotted = _shortened(".".join(path), 200)
     if details["type"] == "extra_forbidden":
-        nearest = nearest_name(path[-1], known) if len(path) == 1 else None
-        remedy = f"did you mean '{nearest}'?" if nearest else f"known here: {', '.join(sorted(known))}"
+        remedy = suggest(path[-1], known if len(path) == 1 else (), f"known here: {', '.join(sorted(known))}")
         return Problem(path, f"{dotted}: unknown key; {remedy}")
     if details["type"] == "missing":
         return Problem(path, f"{dotted}: required")
