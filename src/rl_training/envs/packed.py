@@ -59,12 +59,20 @@ class PackedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._choices = choices_of_actions(env.action_space)
         self._mask_entry = action_mask.removeprefix(OBSERVED) if action_mask.startswith(OBSERVED) else None
         self._mask_method = find_mask_method(env) if action_mask == "method" else None
-        _check_source(env, action_mask)
+        self._check_source(action_mask)
         self._rows = PackedObservations(env.observation_space, self._mask_size, without=self._mask_entry)
         self.observation_space = self._rows
         self._actions = PackedActions(env.action_space) if is_nested(env.action_space) else None
         if self._actions is not None:
             self.action_space = self._actions
+
+    def _check_source(self, action_mask: str) -> None:
+        """Refuse a source of masks that the env does not have; info is only known once the env is reset."""
+        space, name = self.env.observation_space, self._mask_entry
+        if action_mask == "method" and self._mask_method is None:
+            raise EnvironmentSetupError(f"action_mask: method needs an env with a method {MASK_METHOD}()")
+        if name is not None and not (isinstance(space, spaces.Dict) and name in space.spaces):
+            raise EnvironmentSetupError(f"action_mask: {action_mask} needs a Dict observation with an entry '{name}'")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
@@ -132,15 +140,6 @@ def count_choices(space: spaces.Space[Any]) -> int:
             f"actions of {space} cannot be masked, only those of Discrete and MultiDiscrete: set action_mask: off"
         )
     return sum(choices)
-
-
-def _check_source(env: AnyEnv, action_mask: str) -> None:
-    """Refuse a source of masks that the env does not have; info is only known once the env is reset."""
-    space, name = env.observation_space, action_mask.removeprefix(OBSERVED)
-    if action_mask == "method" and find_mask_method(env) is None:
-        raise EnvironmentSetupError(f"action_mask: method needs an env with a method {MASK_METHOD}()")
-    if action_mask.startswith(OBSERVED) and not (isinstance(space, spaces.Dict) and name in space.spaces):
-        raise EnvironmentSetupError(f"action_mask: {action_mask} needs a Dict observation with an entry '{name}'")
 
 
 def find_mask_method(env: AnyEnv) -> Callable[[], Any] | None:
