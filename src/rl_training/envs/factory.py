@@ -73,7 +73,8 @@ def resolve_action_mask(config: TrainConfig, *, usable: bool) -> tuple[TrainConf
     found, unmasked = config.action_mask, config.model_copy(update={"action_mask": "off"})
     if found == "auto":
         try:
-            found = _look_for_mask(config)
+            look = partial(_find_mask, config)
+            found = call_in_process(look, _MASK_SECONDS) if forks() else look()
         except SubprocessError as error:
             return unmasked, f"off: one env could not be searched for a mask of legal actions ({error})"
     if found == "off":
@@ -86,11 +87,6 @@ def resolve_action_mask(config: TrainConfig, *, usable: bool) -> tuple[TrainConf
         return unmasked, None
     reason = f"{found}: illegal actions are never taken" if config.action_mask == "auto" else None
     return config.model_copy(update={"action_mask": found}), reason
-
-
-def _look_for_mask(config: TrainConfig) -> str:
-    look = partial(_find_mask, config)
-    return call_in_process(look, _MASK_SECONDS) if forks() else look()
 
 
 def _find_mask(config: TrainConfig) -> str:

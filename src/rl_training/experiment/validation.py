@@ -112,7 +112,8 @@ class StrictModel(BaseModel):
         try:
             super().__init__(**data)
         except ValidationError as error:
-            raise config_error(_problems(error, type(self).model_fields)) from None
+            known = list(type(self).model_fields)
+            raise config_error(_problem(details, known) for details in error.errors(include_url=False)) from None
 
 
 def describe_fields(model: type[BaseModel]) -> str:
@@ -136,11 +137,6 @@ def validate_section(model: type[ModelT], values: dict[str, Any], section: str) 
         ) from None
 
 
-def _problems(error: ValidationError, fields: Iterable[str]) -> list[Problem]:
-    known = list(fields)
-    return [_problem(details, known) for details in error.errors(include_url=False)]
-
-
 def _problem(details: Any, known: list[str]) -> Problem:
     path = tuple(str(part) for part in details["loc"])
     dotted = _shortened(".".join(path), 200)
@@ -150,11 +146,7 @@ def _problem(details: Any, known: list[str]) -> Problem:
     if details["type"] == "missing":
         return Problem(path, f"{dotted}: required")
     reason = _REASONS.get(details["type"]) or details["msg"].removeprefix("Value error, ")
-    return Problem(path, f"{dotted}={_shown(details['input'])}: {reason[:1].lower()}{reason[1:]}")
-
-
-def _shown(value: object) -> str:
-    return _shortened(repr(value), 60)
+    return Problem(path, f"{dotted}={_shortened(repr(details['input']), 60)}: {reason[:1].lower()}{reason[1:]}")
 
 
 def _shortened(text: str, length: int) -> str:
