@@ -73,11 +73,11 @@ class DQNParams(OffPolicyParams):
     """Strength of the importance weights."""
 
     def network_spec(self, device: torch.device) -> NetworkSpec:
-        """Return what the networks have in common."""
+        """Return the settings that all networks of the algorithm share."""
         return replace(super().network_spec(device), shared_trunk=self.shared_trunk)
 
     def check(self, num_envs: int) -> None:
-        """Refuse also a shared trunk of a network that has only one part."""
+        """Also refuse a shared trunk of a network that has only one part."""
         super().check(num_envs)
         if self.shared_trunk and not self.dueling:
             text = "algo_kwargs.shared_trunk=True: only the two parts of a dueling network share a trunk; add dueling"
@@ -109,9 +109,10 @@ class DQNParams(OffPolicyParams):
 
 
 def q_targets(batch: Batch, target_values: Tensor, choosing_values: Tensor | None = None) -> Tensor:
-    """Compute the reward plus the discounted target value [batch] of the best action, or of that of `choosing_values`.
+    """Compute the reward plus the discounted target value of the best next action, [batch].
 
-    Actions that `next_masks` forbids are never the best.
+    The best action has the highest of the `choosing_values` if they are given, else of the target values. Actions that
+    `next_masks` forbids are never the best.
     """
     if "next_masks" in batch:
         target_values = torch.where(batch["next_masks"], target_values, ILLEGAL)

@@ -1,4 +1,4 @@
-"""The optimizer of a loss: gradients, clipping and update rule on one flat vector, eager or compiled; finite steps."""
+"""The optimizer: it clips gradients and applies an update rule to one flat vector, eagerly or compiled."""
 
 import math
 import warnings
@@ -55,7 +55,7 @@ class UpdateRule(Protocol):
         """Create what the rule remembers from one step to the next."""
 
     def step(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: float) -> None:
-        """Change parameters and state in place, by the fastest kernels there are."""
+        """Change parameters and state in place, with the fastest kernels."""
 
     def new_values(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: Tensor) -> list[Tensor]:
         """Compute the new parameters and then the new state from plain operations, which a compiler fuses."""
@@ -175,7 +175,7 @@ class ScalarAdam:
         return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on where `state` stopped, also that of an `Adam` over one number; an empty one has not begun."""
+        """Continue from `state`, which may be that of an `Adam` over one number; an empty one changes nothing."""
         if not state:
             return
         self._mean, self._square, self._steps = state["mean"].item(), state["square"].item(), int(state["steps"].item())
@@ -209,7 +209,7 @@ class WholeStep:
     """A gradient step as one graph from the batch to the new parameters, made to be compiled.
 
     Its inputs are the flat parameters of every network, the state of the update rule, the batch and the settings, in
-    this order. It moves the first network, and only while all is finite.
+    this order. It changes the first network only if the loss and the gradient are finite.
     """
 
     compute: ComputeGradients
@@ -247,9 +247,9 @@ class WholeStep:
 
 
 class Optimizer:
-    """Minimises one loss over the first of some networks: clipped, by `rule`, and only while all is finite.
+    """Minimises one loss over the parameters of the first network, and rejects steps that are not finite.
 
-    Compiled, a step is one graph from the batch to the new parameters; the same maths, but not the same last bits.
+    A compiled step is one graph from the batch to the new parameters. It computes the same, up to the last bits.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class Optimizer:
         self._settings: tuple[dict[str, float], list[Tensor]] = ({}, [])  # of the newest step, also as tensors
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Pickle as nothing: the process that compiles wants a learner for its loss alone."""
+        """Pickle as None: the process that compiles needs only the loss of a learner."""
         return type(None), ()
 
     @property

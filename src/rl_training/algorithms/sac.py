@@ -47,14 +47,14 @@ class SACParams(OffPolicyParams):
     alpha: Literal["auto"] | Annotated[Float, Field(gt=0.0)] = "auto"
     """Temperature of the entropy bonus; `auto`: learned towards `target_entropy`."""
     target_entropy: Float | None = None
-    """Of the learned temperature; none: minus the number of action dimensions."""
+    """Entropy that the learned temperature aims at; none: minus the number of action dimensions."""
     noise_correlation: Correlation = 0.0
     """Correlation of the exploration noise between two steps, for continuous actions; 0: new noise at every step."""
     policy_delay: PositiveInt = 1
     """Critic updates per update of actor and temperature, which is then repeated that often."""
 
     def network_spec(self, device: torch.device) -> NetworkSpec:
-        """Return what the networks have in common."""
+        """Return the settings that all networks of the algorithm share."""
         return replace(
             super().network_spec(device),
             actor_hidden_sizes=self.actor_hidden_sizes,

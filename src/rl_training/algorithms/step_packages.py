@@ -183,7 +183,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _sources(modules: Iterable[str]) -> list[Path]:
-    """Find the code that a step consists of: ours, and the modules of others with the rest of their packages."""
+    """Find the source files that a step depends on, in this package and in others whose modules it uses."""
     root = Path(__file__).parents[1]
     found = {*root.glob("algorithms/**/*.py"), *root.glob("policies/**/*.py")}
     for module in modules:

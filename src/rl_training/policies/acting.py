@@ -162,7 +162,7 @@ class JoinedDraws:
 
 
 class CorrelatedDraws:
-    """Normal noise of which each env keeps a share, so that it explores in one direction for many steps.
+    """Normal noise in which each env keeps a share of its last values, so that it explores in one direction for longer.
 
     The noise of a single step is standard normal, so log-probs and entropies hold. Each step must be drawn once, in
     order.

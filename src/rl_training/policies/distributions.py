@@ -34,7 +34,7 @@ _EXACT_FLOATS = 2**24  # float32 holds all integers up to here
 
 
 class ActionDistribution(Protocol):
-    """What the actor's outputs mean."""
+    """A distribution over the actions of one kind of space, with parameters that the actor's outputs give."""
 
     num_outputs: int
     """Outputs the actor network needs."""
@@ -72,7 +72,7 @@ class ActionDistribution(Protocol):
 
 
 class Scores(Protocol):
-    """Log-probabilities and entropies of a batch, and the way back from them."""
+    """Log-probabilities and entropies of a batch, and how to differentiate them."""
 
     logprobs: Tensor  # [batch]
     entropies: Tensor  # [batch]
@@ -198,7 +198,7 @@ class MultiCategorical:
         return best
 
     def to_env(self, actions: Array) -> Array:
-        """Count from the space's own start, in its shape."""
+        """Return the actions counted from the start of the space, in its shape."""
         return (actions + self._start).reshape(len(actions), *self._env_shape).astype(self._env_dtype, copy=False)
 
     def score(
@@ -304,7 +304,7 @@ class BernoulliScores:
 
 
 class BoundedActions:
-    """The policy's continuous space against the env's: where both bounds are finite, -1 and 1 stand for them."""
+    """The scale of continuous actions: where both bounds of the env are finite, the policy's -1 and 1 mean them."""
 
     def __init__(self, space: spaces.Box) -> None:
         self.size = int(np.prod(space.shape))
@@ -378,7 +378,7 @@ class DiagonalGaussian:
 
 
 class GaussianScores:
-    """Under normals around `means` [batch, dim], summed over the dimensions."""
+    """Log-probs and entropies [batch] under normals around `means` [batch, dim], summed over the dimensions."""
 
     def __init__(self, means: Tensor, log_std: Tensor, actions: Tensor) -> None:
         self._precision = torch.exp(-log_std)

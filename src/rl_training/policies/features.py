@@ -54,7 +54,7 @@ class RunningMoments:
 
 
 class FeatureNormalizer:
-    """Features to mean 0 and deviation 1, the same in NumPy and torch.
+    """Normalises features to mean 0 and deviation 1, with the same results in NumPy and torch.
 
     New statistics apply from the next `refresh` on, so that an observation means the same features during a whole
     iteration, wherever it is seen. Switched off, the normalizer passes everything through.
@@ -108,7 +108,7 @@ class FeatureNormalizer:
 
 
 class RewardNormalizer:
-    """Rewards divided by the deviation of the discounted return, which is estimated per env and reset at an end.
+    """Divides rewards by the deviation of the discounted return, which starts at 0 in every episode of every env.
 
     Switched off, it passes everything through.
     """
@@ -119,7 +119,7 @@ class RewardNormalizer:
         self._returns: Moments = np.zeros(0)
 
     def update(self, rewards: Array, ended: Array) -> None:
-        """Take in raw rewards [step, env], and which episodes ended with their step."""
+        """Update the statistics with raw rewards [step, env]; `ended` marks the last steps of episodes."""
         if not self.enabled:
             return
         if len(self._returns) != rewards.shape[1]:
@@ -252,12 +252,12 @@ class Encoder:
         self.normalizer = FeatureNormalizer(self.num_vector, enabled=normalize and self.num_vector > 0)
 
     def observe(self, obs: Array) -> None:
-        """Let the running normalisation take in observations [batch, ...], if it is on; `refresh` applies it."""
+        """Update the statistics with observations [batch, ...] if they are normalised; `refresh` applies them."""
         if self.normalizer.enabled:
             self.normalizer.update(self._features(obs)[:, : self.num_vector])
 
     def refresh(self) -> None:
-        """Normalise with all observations taken in so far from now on."""
+        """Apply the newest statistics from now on."""
         self.normalizer.refresh()
 
     def encode_array(self, obs: Array) -> Array:

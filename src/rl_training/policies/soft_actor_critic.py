@@ -49,7 +49,7 @@ class SquashedDraw:
 
 
 class SquashedActor:
-    """Acts in NumPy on the host, learns in torch on `device`; its space is -1 to 1, the env's its own bounds."""
+    """Acts in NumPy on the host, learns in torch on `device`; actions from -1 to 1 are scaled to the env's bounds."""
 
     def __init__(
         self,

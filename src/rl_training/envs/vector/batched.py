@@ -71,11 +71,11 @@ class BatchedVectorEnv:
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what brings every env back to where it is."""
+        """Return what is needed to restore every env to its current state."""
         return self.tracker.state_dict()
 
     def restore(self, state: dict[str, Any], last_obs: Any) -> Restoration:
-        """Bring every env back to where `state` was taken, when it showed `last_obs` [env, ...]."""
+        """Restore every env to `state`, in which it showed `last_obs` [env, ...]."""
         self.tracker.load_state_dict(state)
         running = {index: self.tracker.running(index) for index in np.flatnonzero(~self.tracker.ended).tolist()}
         reasons = {index: why_not_restorable(episode) for index, episode in running.items()}
@@ -146,7 +146,7 @@ class BatchedVectorEnv:
         return self._env.reset(seed=chosen, options={"reset_mask": mask})[0]
 
     def close(self) -> None:
-        """Release what the envs hold."""
+        """Close the envs."""
         self._env.close()
 
 
@@ -179,5 +179,5 @@ class SingleOfBatch(Env[Any, Any]):
         return obs[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def close(self) -> None:
-        """Release what the env holds."""
+        """Close the env."""
         self.env.close()
