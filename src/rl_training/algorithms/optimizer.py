@@ -41,7 +41,7 @@ def _suspect(step: GradientStep) -> str:
         if places:
             return f"{name}{places[0]} of its batch is {field[tuple(places[0])].item()}"
     settings = ", ".join(f"{name} {value:g}" for name, value in step.settings.items())
-    return f"its batch is finite, so the weights have grown too large ({settings})"
+    return f"its batch is finite, so the weights have grown too large ({settings}): lower learning_rate"
 
 
 class UpdateRule(Protocol):

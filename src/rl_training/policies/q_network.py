@@ -42,7 +42,7 @@ class QNetwork:
         if not isinstance(action_space, spaces.Discrete):
             raise EnvironmentSetupError(
                 f"action space {type(action_space).__name__} is not supported by dqn; supported: Discrete. "
-                "Use ppo or sac for continuous actions"
+                "Use ppo, or sac for continuous actions"
             )
         self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
         actions = Categorical(action_space)
