@@ -5,7 +5,7 @@ The statistics are part of the learner: saved with it, and frozen outside of tra
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ from rl_training.packing import Leaf, PackedObservations, StackedFrames, is_imag
 from rl_training.policies.base import Array
 
 _STATISTICS_BYTES = 40  # of the running statistics of one number
-_KINDS = ("vector", "one_hot", "image")
+FeatureKind = Literal["vector", "one_hot", "image"]
+_KINDS: tuple[str, ...] = get_args(FeatureKind)  # in the order of the features
 CLIP = 10.0  # deviations beyond which a normalised number is cut
 _EPSILON = 1e-8
 
@@ -157,7 +158,7 @@ class FeaturePart:
     stop: int
     shape: tuple[int, ...]
     """The shape of the part's features for one observation."""
-    kind: Literal["vector", "one_hot", "image"]
+    kind: FeatureKind
 
     @property
     def name(self) -> str:
@@ -180,7 +181,7 @@ class LeafEncoder:
         self.scale = np.float32(1.0)
         """What numbers are divided by."""
         if self.choices is not None:
-            self.kind: Literal["vector", "one_hot", "image"] = "one_hot"
+            self.kind: FeatureKind = "one_hot"
             binary = isinstance(leaf.space, spaces.MultiBinary)
             self.shape = leaf.shape if binary else (int(self.choices.sum()),)
             if binary:
