@@ -24,10 +24,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rl_training.errors import CheckpointError
-from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoint, step_checkpoints
+from rl_training.experiment.checkpointing import CheckpointState, find_checkpoint, load_checkpoint, step_checkpoints
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.digests import state_digests
+from rl_training.experiment.digests import digest
 from rl_training.experiment.locking import LOCK_FILE
 from rl_training.experiment.runs import context_of, create_run_context, read_digests, read_metadata, read_metrics
 from rl_training.runtime.registry import get_algorithm_spec
@@ -159,6 +161,33 @@ def result_of(run_dir: Path) -> tuple[dict[str, str], list[dict[str, Any]], dict
         {name: value for name, value in row.items() if not name.startswith("time")} for row in read_metrics(context)
     ]
     return state_digests(load_checkpoint(find_checkpoint(run_dir))), rows, read_digests(context)
+
+
+def state_digests(state: CheckpointState) -> dict[str, str]:
+    """Return a digest for each part of a checkpoint that decides how the run continues; measured times are left out."""
+    trainer = {name: value for name, value in state.trainer_state.items() if name not in ("callbacks", "samples")}
+    metrics = trainer.get("metrics", {})
+    trainer["metrics"] = {name: value for name, value in metrics.items() if not name.startswith("time/")}
+    return {
+        "algorithm": digest(state.algorithm_state),
+        "buffer": digest(_join_blocks(state.buffer_state)),
+        "trainer": digest(trainer),
+    }
+
+
+def _join_blocks(buffer_state: dict[str, Any]) -> dict[str, Any]:
+    """Join the blocks of a replay buffer's state, so that the digest does not depend on how often it was saved."""
+    if "blocks" not in buffer_state:
+        return buffer_state
+    pieces: dict[str, list[torch.Tensor]] = {}
+    for block in buffer_state["blocks"]:
+        content = block["content"]
+        outdated = max(0, buffer_state["added"] - buffer_state["size"] - block["first"])
+        for name, field in content.items():
+            # `beyond` has an entry only for rows that ended an episode.
+            skipped = int(content["ended"][:outdated].sum()) if name == "beyond" else outdated
+            pieces.setdefault(name, []).append(field[skipped:])
+    return {**buffer_state, "blocks": {name: torch.cat(fields) for name, fields in pieces.items()}}
 
 
 def start_process(config: TrainConfig, suffix: str) -> BaseProcess:

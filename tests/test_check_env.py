@@ -16,9 +16,8 @@ from rl_training.cli import main
 from rl_training.envs.checks.checking import EnvReport, check_environment
 from rl_training.envs.checks.contract import trainable_by
 from rl_training.envs.checks.findings import Finding, Subject
-from rl_training.envs.checks.processes import check_process
 from rl_training.envs.checks.recording import Recording
-from rl_training.envs.checks.repeats import check_resume
+from rl_training.envs.checks.repeats import check_process, check_resume
 from rl_training.envs.checks.values import check_speed
 from rl_training.errors import EnvironmentSetupError
 from rl_training.packing import PackedActions, PackedObservations, describe_actions, is_packed_as_observation

@@ -24,7 +24,7 @@ from test_exact_resume import SignalAt, train
 import rl_training
 from rl_training.algorithms import step_packages
 from rl_training.algorithms.base import Batch, GradientStep, LossGradients, Networks, Settings
-from rl_training.algorithms.optimizer import Adam, AdamW, Optimizer, RMSprop, WholeStep
+from rl_training.algorithms.optimizer import Adam, Optimizer, RMSprop, WholeStep
 from rl_training.algorithms.step_packages import KEPT_PACKAGES, forget_old, package_key
 from rl_training.compiling import cache_dir, compiling_pays, remember_compiling
 from rl_training.errors import NonFiniteUpdateError
@@ -183,7 +183,7 @@ def test_a_package_is_only_for_what_it_was_compiled_for(monkeypatch: pytest.Monk
         package_key(step, [torch.ones(32)[::2]], "a run"),
         package_key(step, [torch.ones(16).double()], "a run"),
         package_key(replace(step, max_norm=0.5), inputs, "a run"),
-        package_key(replace(step, rule=AdamW()), inputs, "a run"),
+        package_key(replace(step, rule=Adam(decoupled=True)), inputs, "a run"),
         package_key(replace(step, rule=RMSprop()), inputs, "a run"),
         package_key(replace(step, rule=Adam(eps=1e-5)), inputs, "a run"),
         package_key(replace(step, rule=Adam(weight_decay=1e-5)), inputs, "a run"),

@@ -13,7 +13,7 @@ import sample_envs
 from chaos import result_of as outcome
 from conftest import MakeConfig
 
-from rl_training.envs.episodes import EpisodeTracker
+from rl_training.envs import episodes
 from rl_training.envs.replay_check import find_difference
 from rl_training.envs.restore import restore_env
 from rl_training.envs.samples import RunningEpisode, SampleRecorder
@@ -317,8 +317,7 @@ def test_a_replay_that_earns_another_return_is_not_taken_for_the_same_episode() 
 def test_an_episode_longer_than_what_is_kept_begins_anew(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    defaults: Any = EpisodeTracker.__init__.__kwdefaults__
-    monkeypatch.setitem(defaults, "max_replayed_steps", 5)
+    monkeypatch.setattr(episodes, "MAX_REPLAYED_STEPS", 5)
     config = make_config(env_id="chaos_envs:HiddenWalk-v0", num_envs=2, total_timesteps=64)
     run_dir = train(config)
     with pytest.warns(UserWarning, match="steps is too long to replay"):

@@ -4,6 +4,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from torch import Tensor
 from rl_training.algorithms.base import Batch, GradientStep, LearnerParams, LossGradients, Networks, Settings
 from rl_training.algorithms.optimizer import (
     Adam,
-    AdamW,
     Optimizer,
     RMSprop,
     ScalarAdam,
@@ -32,9 +32,9 @@ from rl_training.experiment.checkpointing import find_checkpoint, load_checkpoin
 from rl_training.policies.params import HostedParams
 from rl_training.runtime.workflows import resume_training
 
-RULES: dict[str, tuple[type[UpdateRule], Callable[..., torch.optim.Optimizer]]] = {
+RULES: dict[str, tuple[Callable[..., UpdateRule], Callable[..., torch.optim.Optimizer]]] = {
     "adam": (Adam, torch.optim.Adam),
-    "adamw": (AdamW, torch.optim.AdamW),
+    "adamw": (partial(Adam, decoupled=True), torch.optim.AdamW),
     "rmsprop": (RMSprop, torch.optim.RMSprop),
 }
 SHAPES = {"weight": (5, 7), "bias": (5,)}  # both are padded in the flat vector

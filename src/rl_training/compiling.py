@@ -1,17 +1,15 @@
 """Decide whether compiling the updates of a run saves time, and remember how long compiling takes on this machine."""
 
-import json
 import os
 import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
 
-from rl_training.private import open_private, write_private
+from rl_training.private import read_private_json, write_private_json
 
 _SAVED_PER_STEP = 2e-4  # seconds per gradient step, measured on one core
 _SAVED_PER_UNIT = 1.5e-8  # seconds per transition and unit of a layer, saved by fused operations
-_MAX_BYTES = 1_000
 _DEFAULT_SECONDS = 20.0  # assumed if compiling has not been measured on this machine yet
 
 
@@ -26,13 +24,12 @@ def compiling_pays(gradient_steps: int, units: int, graphs: int) -> bool:
 def remember_compiling(seconds: float) -> None:
     """Store how long compiling took; if the file cannot be written, later estimates are less precise."""
     with suppress(OSError):
-        write_private(_memory_path(), json.dumps({"seconds": round(seconds, 2)}).encode())
+        write_private_json(_memory_path(), {"seconds": round(seconds, 2)})
 
 
 def _measured_seconds() -> float:
     try:
-        with os.fdopen(open_private(_memory_path()), "rb") as file:
-            return float(json.loads(file.read(_MAX_BYTES))["seconds"])
+        return float(read_private_json(_memory_path())["seconds"])
     except (OSError, ValueError, KeyError, TypeError):
         return _DEFAULT_SECONDS
 

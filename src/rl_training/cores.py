@@ -36,15 +36,11 @@ def _cpu_info(*fields: str) -> str:
 
 def own_cgroup_folder() -> Path:
     """Return the folder of this process's control group (version 2)."""
-    return _CGROUPS / _own_cgroup()
-
-
-def _own_cgroup() -> str:
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return ""
-    return next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+        lines = []
+    return _CGROUPS / next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
 
 
 def cgroup_cores(folder: Path) -> float:

@@ -4,7 +4,7 @@ A Dict or Tuple is packed where it leaves the environment and unpacked in front 
 buffers, checkpoints and workers only see arrays. Every part is aligned, so that unpacking a batch copies nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -118,11 +118,11 @@ class PackedObservations(spaces.Box):
                 self.left_out.append(leaf.name)
                 continue
             if not isinstance(space, LEAF_SPACES):
-                raise _unsupported(space, leaf.name)
+                raise unsupported_observations(space, leaf.name)
             leaves.append(leaf)
             end = leaf.start + _aligned(leaf.num_bytes)
         if not leaves:
-            raise _unsupported(original, ", ".join(self.left_out))
+            raise unsupported_observations(original, ", ".join(self.left_out))
         self.leaves = tuple(leaves)
         self.mask = Leaf((MASK_NAME,), spaces.MultiBinary(mask_size), end) if mask_size else None
         super().__init__(0, 255, (end + _aligned(mask_size),), np.uint8)
@@ -169,7 +169,8 @@ class PackedObservations(spaces.Box):
         return values.reshape(len(rows), *leaf.shape)
 
 
-def _unsupported(space: Space[Any], name: str) -> EnvironmentSetupError:
+def unsupported_observations(space: Space[Any], name: str = "") -> EnvironmentSetupError:
+    """Return the error for an observation space, or a part of one, that no network can see."""
     return EnvironmentSetupError(
         f"observation space {type(space).__name__}{f' ({name})' if name else ''} is not supported; supported: "
         f"{SUPPORTED_OBSERVATIONS}. Wrap the env with a gymnasium.ObservationWrapper"
@@ -289,15 +290,16 @@ def is_image(space: Space[Any]) -> bool:
 
 def describe_observations(space: Space[Any]) -> str:
     """Say what a network sees of each part of an observation."""
-    original = space.original if isinstance(space, PackedObservations) else space
-    parts = [(".".join(map(str, path)), _describe_part(inner)) for path, inner in nested_spaces(original)]
-    return ", ".join(f"{name}: {text}" if name else text for name, text in parts)
+    return _describe_parts(space.original if isinstance(space, PackedObservations) else space, _describe_part)
 
 
 def describe_actions(space: Space[Any]) -> str:
     """Say how a policy chooses each part of an action."""
-    original = space.original if isinstance(space, PackedActions) else space
-    parts = [(".".join(map(str, path)), _describe_choice(inner)) for path, inner in nested_spaces(original)]
+    return _describe_parts(space.original if isinstance(space, PackedActions) else space, _describe_choice)
+
+
+def _describe_parts(space: Space[Any], describe: Callable[[Space[Any]], str]) -> str:
+    parts = [(".".join(map(str, path)), describe(inner)) for path, inner in nested_spaces(space)]
     return ", ".join(f"{name}: {text}" if name else text for name, text in parts)
 
 

@@ -1,10 +1,14 @@
 """Files that only this user can change, because their contents decide which code runs."""
 
 import errno
+import json
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+_JSON_LIMIT = 2**20  # bytes
 
 
 def make_private_folder(folder: Path) -> None:
@@ -27,8 +31,17 @@ def open_private(path: Path) -> int:
     return descriptor
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Replace a file atomically; only this user can read it, and a folder that does not exist is created as private."""
+def read_private_json(path: Path) -> Any:
+    """Read a JSON file; raise `OSError` if it is missing or not private, and `ValueError` if it is damaged."""
+    with os.fdopen(open_private(path), "rb") as file:
+        try:
+            return json.loads(file.read(_JSON_LIMIT))
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+
+
+def write_private_json(path: Path, values: Any) -> None:
+    """Replace a JSON file atomically; only this user can read it, and a missing folder is created as private."""
     make_private_folder(path.parent)
     staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with suppress(FileNotFoundError):
@@ -36,7 +49,7 @@ def write_private(path: Path, content: bytes) -> None:
     descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            file.write(json.dumps(values, indent=1).encode())
         staged.replace(path)
     finally:
         staged.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ The values may come from a file that anybody wrote. So every value is checked, a
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ _LARGEST = 2**63 - 1
 
 
 class _Kind(NamedTuple):
-    """A kind of space: its class, the types of the values that describe it, and the way there and back."""
+    """A kind of space: its class, the types of the values that describe it, and the functions to convert it."""
 
     space: type[Space[Any]]
     types: dict[str, tuple[type, ...]]
@@ -90,7 +90,9 @@ def _check_types(values: Any) -> None:
         if type(values[field]) not in types:
             raise ValueError(f"{field} of a {name} space must be {types[0].__name__}")
     if "dtype" in values:
-        _check_choice("dtype", values["dtype"], _DTYPES if name == "box" else _INTEGERS)
+        allowed = _DTYPES if name == "box" else _INTEGERS
+        if values["dtype"] not in allowed:
+            raise ValueError(f"dtype={values['dtype'][:30]!r}: allowed are {', '.join(allowed)}")
 
 
 def _shape_of(values: Plain) -> list[Any]:
@@ -110,11 +112,6 @@ def _inner_spaces(values: Plain) -> list[Any]:
     if values["kind"] == "tuple":
         return list(values["entries"])
     return [values[name] for name in ("frame", "original") if name in values]
-
-
-def _check_choice(name: str, given: str, allowed: Sequence[str]) -> None:
-    if given not in allowed:
-        raise ValueError(f"{name}={given[:30]!r}: allowed are {', '.join(allowed)}")
 
 
 def _check_counts(name: str, given: list[Any], *, least: int) -> None:
@@ -172,10 +169,6 @@ def _build_stacked(values: Plain) -> StackedFrames:
     return StackedFrames(_build_box(values["frame"]), values["num_frames"])
 
 
-def _build_packed(values: Plain) -> PackedObservations:
-    return PackedObservations(_build(values["original"]), values["mask_size"], without=values["without"])
-
-
 _BOUND = (float, int, bool, bytes)
 _KINDS: dict[str, _Kind] = {
     "packed_observations": _Kind(
@@ -186,7 +179,7 @@ _KINDS: dict[str, _Kind] = {
             "mask_size": space.mask.size if space.mask else 0,
             "without": space.without,
         },
-        _build_packed,
+        lambda values: PackedObservations(_build(values["original"]), values["mask_size"], without=values["without"]),
     ),
     "packed_actions": _Kind(
         PackedActions,

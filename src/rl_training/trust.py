@@ -5,18 +5,15 @@ imported as usual. These rules do not apply to the Python API, where the caller 
 """
 
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from rl_training.errors import UntrustedModuleError
-from rl_training.private import open_private, write_private
-
-_MAX_BYTES = 2**20
+from rl_training.private import read_private_json, write_private_json
 
 
 class ModuleGate:
@@ -100,9 +97,8 @@ def _trusted_files() -> list[str]:
     if path is None:
         return []
     try:
-        with os.fdopen(open_private(path), "rb") as file:
-            known = json.loads(file.read(_MAX_BYTES))
-    except (OSError, ValueError, RecursionError):  # missing, damaged, or not private
+        known = read_private_json(path)
+    except (OSError, ValueError):  # missing, damaged, or not private
         return []
     return [name for name in known if isinstance(name, str)] if isinstance(known, list) else []
 
@@ -112,7 +108,5 @@ def _remember(file: Path) -> None:
     path, known = _list_path(), _trusted_files()
     if path is None or str(file) in known:
         return
-    try:
-        write_private(path, json.dumps([*known, str(file)], indent=1).encode())
-    except OSError:
-        return
+    with suppress(OSError):
+        write_private_json(path, [*known, str(file)])

@@ -94,7 +94,7 @@ class LossGradients(NamedTuple):
 
 
 ComputeGradients = Callable[[Networks, Batch, Settings], LossGradients]
-"""Differentiates a learner's loss by the first of the networks; it depends on nothing else that changes."""
+"""Computes the gradients of a loss in the parameters of the first network; it depends on nothing but its arguments."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class LearnerParams(StrictModel):
         return [name for name, value in self if isinstance(value, Schedule) and value.schedule != "constant"]
 
     def network_spec(self, device: torch.device) -> NetworkSpec:
-        """Return what the networks have in common."""
+        """Return the settings that all networks of the algorithm share."""
         return NetworkSpec(
             self.hidden_sizes,
             self.activation,
@@ -236,7 +236,7 @@ class OnPolicyParams(LearnerParams):
     """Whether actor and critic share the encoder and `hidden_sizes`; none: if the encoder looks at images."""
 
     def network_spec(self, device: torch.device) -> NetworkSpec:
-        """Return what the networks have in common."""
+        """Return the settings that all networks of the algorithm share."""
         return replace(
             super().network_spec(device),
             actor_hidden_sizes=self.actor_hidden_sizes,
@@ -245,7 +245,7 @@ class OnPolicyParams(LearnerParams):
         )
 
     def plan_details(self, rollout_size: int) -> dict[str, int | str]:
-        """Return what a plan says about the updates on one rollout of this many transitions."""
+        """Return the details of a plan about the updates on one rollout of this many transitions."""
         del rollout_size
         return {}
 
@@ -283,11 +283,11 @@ class OffPolicyParams(LearnerParams):
         return 0
 
     def make_sampler(self, stream: np.random.Generator) -> Sampler:
-        """Return what draws batches from the replay buffer."""
+        """Return the sampler that draws batches from the replay buffer."""
         return UniformSampler(stream)
 
     def check(self, num_envs: int) -> None:
-        """Refuse also a replay buffer that cannot hold a batch, or one step of all envs."""
+        """Also refuse a replay buffer that cannot hold a batch, or one step of all envs."""
         super().check(num_envs)
         smallest = max(self.batch_size, num_envs)
         if self.buffer_capacity < smallest:

@@ -29,9 +29,10 @@ from rl_training.experiment.schedules import PositiveSchedule, Schedule, crosses
 from rl_training.experiment.validation import Flag, Float, PositiveInt, UnitFloat, config_error
 from rl_training.policies.acting import Actor, Draws
 from rl_training.policies.base import Array
+from rl_training.policies.distributions import ILLEGAL
 from rl_training.policies.networks.spec import NetworkSpec
 from rl_training.policies.params import pack_policy, unpack_policy
-from rl_training.policies.q_network import LOWEST_VALUE, QNetwork
+from rl_training.policies.q_network import QNetwork
 from rl_training.streams import make_torch_generator
 
 
@@ -72,11 +73,11 @@ class DQNParams(OffPolicyParams):
     """Strength of the importance weights."""
 
     def network_spec(self, device: torch.device) -> NetworkSpec:
-        """Return what the networks have in common."""
+        """Return the settings that all networks of the algorithm share."""
         return replace(super().network_spec(device), shared_trunk=self.shared_trunk)
 
     def check(self, num_envs: int) -> None:
-        """Refuse also a shared trunk of a network that has only one part."""
+        """Also refuse a shared trunk of a network that has only one part."""
         super().check(num_envs)
         if self.shared_trunk and not self.dueling:
             text = "algo_kwargs.shared_trunk=True: only the two parts of a dueling network share a trunk; add dueling"
@@ -108,14 +109,15 @@ class DQNParams(OffPolicyParams):
 
 
 def q_targets(batch: Batch, target_values: Tensor, choosing_values: Tensor | None = None) -> Tensor:
-    """Compute the reward plus the discounted target value [batch] of the best action, or of that of `choosing_values`.
+    """Compute the reward plus the discounted target value of the best next action, [batch].
 
-    Actions that `next_masks` forbids are never the best.
+    The best action has the highest of the `choosing_values` if they are given, else of the target values. Actions that
+    `next_masks` forbids are never the best.
     """
     if "next_masks" in batch:
-        target_values = torch.where(batch["next_masks"], target_values, LOWEST_VALUE)
+        target_values = torch.where(batch["next_masks"], target_values, ILLEGAL)
         if choosing_values is not None:
-            choosing_values = torch.where(batch["next_masks"], choosing_values, LOWEST_VALUE)
+            choosing_values = torch.where(batch["next_masks"], choosing_values, ILLEGAL)
     if choosing_values is None:
         best = target_values.amax(dim=1)
     else:

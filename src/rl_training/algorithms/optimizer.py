@@ -1,8 +1,8 @@
-"""The optimizer of a loss: gradients, clipping and update rule on one flat vector, eager or compiled; finite steps."""
+"""The optimizer: it clips gradients and applies an update rule to one flat vector, eagerly or compiled."""
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -41,7 +41,7 @@ def _suspect(step: GradientStep) -> str:
         if places:
             return f"{name}{places[0]} of its batch is {field[tuple(places[0])].item()}"
     settings = ", ".join(f"{name} {value:g}" for name, value in step.settings.items())
-    return f"its batch is finite, so the weights have grown too large ({settings})"
+    return f"its batch is finite, so the weights have grown too large ({settings}): lower learning_rate"
 
 
 class UpdateRule(Protocol):
@@ -55,7 +55,7 @@ class UpdateRule(Protocol):
         """Create what the rule remembers from one step to the next."""
 
     def step(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: float) -> None:
-        """Change parameters and state in place, by the fastest kernels there are."""
+        """Change parameters and state in place, with the fastest kernels."""
 
     def new_values(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: Tensor) -> list[Tensor]:
         """Compute the new parameters and then the new state from plain operations, which a compiler fuses."""
@@ -63,45 +63,56 @@ class UpdateRule(Protocol):
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (Kingma and Ba 2015); weight decay is added to the gradient, as in `torch.optim.Adam`."""
+    """Adam (Kingma and Ba 2015), as `torch.optim.Adam`: weight decay is added to the gradient.
+
+    With `decoupled`, weight decay shrinks the parameters themselves, as in `torch.optim.AdamW` (Loshchilov and Hutter
+    2019).
+    """
 
     eps: float = _EPS
     weight_decay: float = 0.0
+    decoupled: bool = False
 
     def make_state(self, flat: Tensor) -> dict[str, Tensor]:
-        """Create both moments and the step count."""
-        return _make_moments(flat)
+        """Create the running mean and mean square of the gradient, and the step count."""
+        steps = torch.zeros((), device=flat.device)
+        return {"mean": torch.zeros_like(flat), "square": torch.zeros_like(flat), "steps": steps}
 
     def step(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: float) -> None:
-        """Change parameters and moments in place."""
-        kernel = torch._fused_adam_
-        _run_fused(kernel, flat, state, gradient, lr=learning_rate, weight_decay=self.weight_decay, eps=self.eps)
+        """Change parameters and moments in place.
+
+        `torch.optim` gives the same bits, costs four times as much for small networks, and takes a second to import the
+        compiler that it never uses here.
+        """
+        kernel = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
+        kernel(
+            [flat],
+            [gradient],
+            [state["mean"]],
+            [state["square"]],
+            [],
+            [state["steps"].add_(1)],
+            lr=learning_rate,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            beta1=ADAM_BETAS[0],
+            beta2=ADAM_BETAS[1],
+            amsgrad=False,
+            maximize=False,
+        )
 
     def new_values(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: Tensor) -> list[Tensor]:
         """Compute the new parameters, moments and step count."""
-        return _adam_values(flat, state, _add_decay(gradient, flat, self.weight_decay), learning_rate, self.eps)
-
-
-@dataclass(frozen=True)
-class AdamW:
-    """Adam with weight decay apart from the gradient (Loshchilov and Hutter 2019), as `torch.optim.AdamW`."""
-
-    eps: float = _EPS
-    weight_decay: float = 0.0
-
-    def make_state(self, flat: Tensor) -> dict[str, Tensor]:
-        """Create both moments and the step count."""
-        return _make_moments(flat)
-
-    def step(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: float) -> None:
-        """Change parameters and moments in place."""
-        kernel = torch._fused_adamw_
-        _run_fused(kernel, flat, state, gradient, lr=learning_rate, weight_decay=self.weight_decay, eps=self.eps)
-
-    def new_values(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: Tensor) -> list[Tensor]:
-        """Compute the new parameters, moments and step count."""
-        shrunk = flat * (1 - learning_rate * self.weight_decay) if self.weight_decay else flat
-        return _adam_values(shrunk, state, gradient, learning_rate, self.eps)
+        if self.decoupled:
+            flat = flat * (1 - learning_rate * self.weight_decay) if self.weight_decay else flat
+        else:
+            gradient = _add_decay(gradient, flat, self.weight_decay)
+        steps = state["steps"] + 1
+        mean = torch.lerp(state["mean"], gradient, 1 - ADAM_BETAS[0])
+        square = torch.lerp(state["square"], gradient.square(), 1 - ADAM_BETAS[1])
+        # Stacked, the two are computed once, and not again for every few parameters.
+        rate, spread = torch.stack([learning_rate / (1 - ADAM_BETAS[0] ** steps), 1 - ADAM_BETAS[1] ** steps])
+        return [flat - rate * mean / ((square / spread).sqrt() + self.eps), mean, square, steps]
 
 
 @dataclass(frozen=True)
@@ -131,51 +142,15 @@ class RMSprop:
         return [flat - learning_rate * gradient / (square.sqrt() + self.eps), square]
 
 
-def make_rule(params: LearnerParams, eps: float = _EPS) -> UpdateRule:
-    """Make the update rule that an algorithm's parameters name."""
-    rules: dict[str, Callable[[float, float], UpdateRule]] = {"adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
-    return rules[params.optimizer](eps, params.weight_decay)
-
-
-def _make_moments(flat: Tensor) -> dict[str, Tensor]:
-    """Create the running mean and mean square of the gradient, and the step count."""
-    steps = torch.zeros((), device=flat.device)
-    return {"mean": torch.zeros_like(flat), "square": torch.zeros_like(flat), "steps": steps}
-
-
 def _add_decay(gradient: Tensor, flat: Tensor, weight_decay: float) -> Tensor:
     return gradient.add(flat, alpha=weight_decay) if weight_decay else gradient
 
 
-def _run_fused(kernel: Callable[..., None], flat: Tensor, state: State, gradient: Tensor, **numbers: float) -> None:
-    """Call torch's kernel directly.
-
-    `torch.optim` gives the same bits, costs four times as much for small networks, and takes a second to import the
-    compiler that it never uses here.
-    """
-    kernel(
-        [flat],
-        [gradient],
-        [state["mean"]],
-        [state["square"]],
-        [],
-        [state["steps"].add_(1)],
-        **numbers,
-        beta1=ADAM_BETAS[0],
-        beta2=ADAM_BETAS[1],
-        amsgrad=False,
-        maximize=False,
-    )
-
-
-def _adam_values(flat: Tensor, state: State, gradient: Tensor, learning_rate: Tensor, eps: float) -> list[Tensor]:
-    """Compute the new parameters, moments and step count of Adam without weight decay."""
-    steps = state["steps"] + 1
-    mean = torch.lerp(state["mean"], gradient, 1 - ADAM_BETAS[0])
-    square = torch.lerp(state["square"], gradient.square(), 1 - ADAM_BETAS[1])
-    # Stacked, the two are worked out once, and not again for every few parameters.
-    rate, spread = torch.stack([learning_rate / (1 - ADAM_BETAS[0] ** steps), 1 - ADAM_BETAS[1] ** steps])
-    return [flat - rate * mean / ((square / spread).sqrt() + eps), mean, square, steps]
+def make_rule(params: LearnerParams, eps: float = _EPS) -> UpdateRule:
+    """Make the update rule that an algorithm's parameters name."""
+    if params.optimizer == "rmsprop":
+        return RMSprop(eps, params.weight_decay)
+    return Adam(eps, params.weight_decay, decoupled=params.optimizer == "adamw")
 
 
 class ScalarAdam:
@@ -200,7 +175,7 @@ class ScalarAdam:
         return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on where `state` stopped, also that of an `Adam` over one number; an empty one has not begun."""
+        """Continue from `state`, which may be that of an `Adam` over one number; an empty one changes nothing."""
         if not state:
             return
         self._mean, self._square, self._steps = state["mean"].item(), state["square"].item(), int(state["steps"].item())
@@ -234,7 +209,7 @@ class WholeStep:
     """A gradient step as one graph from the batch to the new parameters, made to be compiled.
 
     Its inputs are the flat parameters of every network, the state of the update rule, the batch and the settings, in
-    this order. It moves the first network, and only while all is finite.
+    this order. It changes the first network only if the loss and the gradient are finite.
     """
 
     compute: ComputeGradients
@@ -272,9 +247,9 @@ class WholeStep:
 
 
 class Optimizer:
-    """Minimises one loss over the first of some networks: clipped, by `rule`, and only while all is finite.
+    """Minimises one loss over the parameters of the first network, and rejects steps that are not finite.
 
-    Compiled, a step is one graph from the batch to the new parameters; the same maths, but not the same last bits.
+    A compiled step is one graph from the batch to the new parameters. It computes the same, up to the last bits.
     """
 
     def __init__(
@@ -301,7 +276,7 @@ class Optimizer:
         self._settings: tuple[dict[str, float], list[Tensor]] = ({}, [])  # of the newest step, also as tensors
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Pickle as nothing: the process that compiles wants a learner for its loss alone."""
+        """Pickle as None: the process that compiles needs only the loss of a learner."""
         return type(None), ()
 
     @property

@@ -90,7 +90,7 @@ class PPOParams(OnPolicyParams):
         }
 
     def check(self, num_envs: int) -> None:
-        """Refuse also a minibatch that no rollout could fill."""
+        """Also refuse a minibatch that no rollout could fill."""
         super().check(num_envs)
         total = self.num_steps * num_envs
         if self.minibatch_size > total:
@@ -232,7 +232,7 @@ class PPOLearner:
         )
 
     def make_actor(self, envs: Sequence[int]) -> Actor:
-        """Return what only picks actions; values and log-probs come in bulk with `compute_advantages`."""
+        """Return an actor that only picks actions; values and log-probs follow in `compute_advantages`."""
         noise = self._setup.noise(self.policy.distribution.noise, envs, self.params.noise_correlation)
         return SamplingActor(self.policy, noise)
 

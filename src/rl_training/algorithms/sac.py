@@ -25,7 +25,6 @@ from rl_training.algorithms.base import (
 )
 from rl_training.algorithms.optimizer import Optimizer, ScalarAdam, make_rule, mean_metrics
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.experiment.schedules import PositiveSchedule, Schedule
 from rl_training.experiment.validation import Float, PositiveInt
 from rl_training.policies.acting import Actor, SamplingActor, WarmUpActor
 from rl_training.policies.networks.spec import NetworkSpec
@@ -38,27 +37,24 @@ CRITIC_STEP, ACTOR_STEP = "critic step", "actor step"
 class SACParams(OffPolicyParams):
     """The parameters of this algorithm, in addition to those of every off-policy algorithm."""
 
-    buffer_capacity: PositiveInt = 1_000_000
-    batch_size: PositiveInt = 256
     hidden_sizes: HiddenSizes = (256, 256)
     actor_hidden_sizes: HiddenSizes | None = None
     """Hidden layers of the actor; none: `hidden_sizes`."""
     critic_hidden_sizes: HiddenSizes | None = None
     """Hidden layers of each critic; none: `hidden_sizes`."""
-    learning_rate: PositiveSchedule = Schedule(start=3e-4)
     tau: Annotated[Float, Field(gt=0.0, le=1.0)] = 0.005
     """How much of the critics their targets take over after each update."""
     alpha: Literal["auto"] | Annotated[Float, Field(gt=0.0)] = "auto"
     """Temperature of the entropy bonus; `auto`: learned towards `target_entropy`."""
     target_entropy: Float | None = None
-    """Of the learned temperature; none: minus the number of action dimensions."""
+    """Entropy that the learned temperature aims at; none: minus the number of action dimensions."""
     noise_correlation: Correlation = 0.0
     """Correlation of the exploration noise between two steps, for continuous actions; 0: new noise at every step."""
     policy_delay: PositiveInt = 1
     """Critic updates per update of actor and temperature, which is then repeated that often."""
 
     def network_spec(self, device: torch.device) -> NetworkSpec:
-        """Return what the networks have in common."""
+        """Return the settings that all networks of the algorithm share."""
         return replace(
             super().network_spec(device),
             actor_hidden_sizes=self.actor_hidden_sizes,

@@ -28,6 +28,7 @@ from torch import Tensor
 from rl_training.compiling import cache_dir, compiler_found, remember_compiling
 from rl_training.cores import cpu_features
 from rl_training.errors import describe_error, describe_exit
+from rl_training.experiment.locking import is_open_file
 from rl_training.interpreters import isolated_command
 from rl_training.policies.params import HostedParams
 from rl_training.private import make_private_folder, open_private
@@ -95,17 +96,9 @@ def _acquire(path: Path, operation: int) -> int | None:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        if _is_at(descriptor, path):
+        if is_open_file(path, descriptor):
             return descriptor
         os.close(descriptor)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Return whether the path still leads to the open file; another process may have removed it in the meantime."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _load_kept(package: Path) -> CompiledStep | None:
@@ -190,7 +183,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _sources(modules: Iterable[str]) -> list[Path]:
-    """Find the code that a step consists of: ours, and the modules of others with the rest of their packages."""
+    """Find the source files that a step depends on, in this package and in others whose modules it uses."""
     root = Path(__file__).parents[1]
     found = {*root.glob("algorithms/**/*.py"), *root.glob("policies/**/*.py")}
     for module in modules:

@@ -25,7 +25,7 @@ from rl_training.experiment.checkpointing import (
 )
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.sources import Layer, find_preset, read_yaml, resolve_config
-from rl_training.experiment.validation import describe_fields, nearest_name
+from rl_training.experiment.validation import describe_fields, suggest
 from rl_training.runtime.agents import Agent, build_agent, with_evaluation, with_spaces
 from rl_training.runtime.callbacks import Callback, Listener
 from rl_training.runtime.manager import DefaultExperimentManager
@@ -118,8 +118,7 @@ class Algorithm:
     def _config_for(cls, env: Any, options: dict[str, Any]) -> TrainConfig:
         known = {*TrainConfig.model_fields, *get_algorithm_spec(cls.algo).params_model.model_fields}
         for name in options.keys() - known:
-            nearest = nearest_name(name, known)
-            raise ConfigError(f"unknown option '{name}'" + (f"; did you mean '{nearest}'?" if nearest else ""))
+            raise ConfigError(f"unknown option '{name}'; {suggest(name, known, f'see help({cls.__name__})')}")
         own = {name: value for name, value in options.items() if name in TrainConfig.model_fields}
         params = {name: value for name, value in options.items() if name not in own}
         described = describe_env(env)

@@ -54,7 +54,7 @@ def find_observations(agent: Agent, program: PolicyProgram) -> tuple[Array, Arra
 
 
 class _Recorder:
-    """A policy that keeps the observations it is asked about."""
+    """A policy that keeps the observations for which it chooses actions."""
 
     def __init__(self, policy: Policy, limit: int) -> None:
         self._policy, self._limit = policy, limit

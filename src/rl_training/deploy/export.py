@@ -6,10 +6,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -18,7 +17,7 @@ from rl_training.deploy.checking import ExportCheck, check_export, sample_observ
 from rl_training.deploy.numpy_format import run_numpy, write_numpy
 from rl_training.deploy.program import PolicyProgram, make_program
 from rl_training.errors import ExportError, RLTrainingError, describe_error
-from rl_training.experiment.files import write_atomically
+from rl_training.experiment.files import write_bytes
 from rl_training.packing import Array
 from rl_training.runtime.agents import Agent
 
@@ -59,13 +58,9 @@ def _write(contents: dict[Path, bytes]) -> None:
     for path, content in contents.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, partial(_write_content, content))
+            write_bytes(path, content)
         except OSError as error:
             raise ExportError(f"{path} cannot be written: {error}") from error
-
-
-def _write_content(content: bytes, file: IO[bytes]) -> None:
-    file.write(content)
 
 
 def _check_target(target: Path, format_name: str) -> Path:

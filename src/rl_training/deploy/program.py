@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from rl_training.errors import ExportError
 from rl_training.packing import MASK_NAME, Array, PackedObservations
 from rl_training.policies.decoding import ActionPart, ExportablePolicy
+from rl_training.policies.distributions import ILLEGAL
 from rl_training.policies.networks.protocol import ModularNetwork
 from rl_training.policies.networks.spec import EncodedNetwork
 from rl_training.runtime.agents import Agent
-
-_LOWEST_SCORE = -1e30  # of an illegal choice
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def _decode(part: ActionPart, outputs: Tensor, masks: Tensor | None) -> Tensor:
     own = outputs[:, part.outputs]
     if part.kind == "choices":
         if masks is not None and part.masks is not None:
-            own = torch.where(masks[:, part.masks], own, _LOWEST_SCORE)
+            own = torch.where(masks[:, part.masks], own, ILLEGAL)
         best = [scores.argmax(dim=1) for scores in torch.split(own, list(part.choices), dim=1)]
         found = torch.stack(best, dim=1) + torch.as_tensor(part.first)
     elif part.kind == "bits":

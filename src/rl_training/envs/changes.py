@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rl_training.envs.plain import pack_state, plain_copy, unpack_state
 from rl_training.errors import ConfigError
-from rl_training.experiment.validation import nearest_name
+from rl_training.experiment.validation import suggest
 
 _OF_THE_TRAINER = ("reset", "step", "close")
 _BEFORE = -1  # in place of a step: before the running episode began
@@ -83,9 +83,8 @@ def _no_attribute(env: Any, name: str) -> str:
     innermost = env
     while hasattr(innermost, "env"):
         innermost = innermost.env
-    nearest = nearest_name(name, [known for known in dir(innermost) if not known.startswith("_")])
-    hint = f"; did you mean '{nearest}'?" if nearest else ""
-    return f"{type(innermost).__name__} has no attribute '{name}'{hint}"
+    hint = suggest(name, [known for known in dir(innermost) if not known.startswith("_")])
+    return f"{type(innermost).__name__} has no attribute '{name}'" + (f"; {hint}" if hint else "")
 
 
 def read_attr(env: Any, name: str) -> Answer:

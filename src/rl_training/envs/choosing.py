@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from rl_training.cores import available_cores
+from rl_training.envs.layers import AnyEnv
 from rl_training.envs.packed import make_legal
-from rl_training.envs.restore import AnyEnv
 from rl_training.envs.subprocesses import SubprocessError, call_in_process
 from rl_training.envs.vector.native import has_native
 from rl_training.experiment.config import TrainConfig

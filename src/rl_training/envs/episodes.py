@@ -37,18 +37,11 @@ class EpisodeTracker:
     """Counts episodes per env. An episode's seed is a function of (run seed, env index, episode number)."""
 
     def __init__(
-        self,
-        num_envs: int,
-        run_seed: int,
-        observation_space: Space[Any] | None = None,
-        *,
-        first_env: int = 0,
-        max_replayed_steps: int = MAX_REPLAYED_STEPS,
+        self, num_envs: int, run_seed: int, observation_space: Space[Any] | None = None, *, first_env: int = 0
     ) -> None:
         """`first_env` is the index of the first of these envs among all envs of the run."""
         self.run_seed, self.first_env = run_seed, first_env
         self._choices = choices_of(observation_space)
-        self.max_replayed_steps = max_replayed_steps
         self.episode_numbers = np.full(num_envs, -1, dtype=np.int64)  # -1 before the first reset
         self.seeds: list[int | None] = [None] * num_envs
         self.returns = np.zeros(num_envs)
@@ -97,7 +90,7 @@ class EpisodeTracker:
 
     def _drop_old_actions(self) -> None:
         """Drop the actions that no running episode needs."""
-        needed = self.lengths[self.lengths <= self.max_replayed_steps].max(initial=0)
+        needed = self.lengths[self.lengths <= MAX_REPLAYED_STEPS].max(initial=0)
         del self._history[: len(self._history) - int(needed)]
 
     def begin_step(self, actions: Any) -> Array:
@@ -147,7 +140,7 @@ class EpisodeTracker:
         self.returns += rewards
         self.lengths += 1
         self._history.append(actions)
-        if len(self._history) > 2 * self.max_replayed_steps:
+        if len(self._history) > 2 * MAX_REPLAYED_STEPS:
             self._drop_old_actions()
         if not np.count_nonzero(ended):
             return {}
@@ -205,7 +198,7 @@ class EpisodeTracker:
     def _recent_actions(self, index: int, history: Array) -> Array | None:
         """Return the actions of one env's running episode; none if the episode is too long to keep them."""
         length = int(self.lengths[index])
-        if length > self.max_replayed_steps:
+        if length > MAX_REPLAYED_STEPS:
             return None
         return history[len(history) - length :, index].copy() if length else history[:0]
 

@@ -11,12 +11,12 @@ from typing import Any
 import psutil
 from gymnasium.error import Error
 from gymnasium.vector.utils import CloudpickleWrapper
-from gymnasium.wrappers import RecordEpisodeStatistics
+from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 
 from rl_training.envs.choosing import choose_vectorization, forks
+from rl_training.envs.layers import AnyEnv
 from rl_training.envs.making import first_line, make_raw_env, make_single_env, max_episode_steps
 from rl_training.envs.packed import find_mask
-from rl_training.envs.restore import AnyEnv
 from rl_training.envs.subprocesses import SubprocessError, call_in_process
 from rl_training.envs.vector.batched import BatchedVectorEnv, SingleOfBatch
 from rl_training.envs.vector.native import SeededCartPole
@@ -73,7 +73,8 @@ def resolve_action_mask(config: TrainConfig, *, usable: bool) -> tuple[TrainConf
     found, unmasked = config.action_mask, config.model_copy(update={"action_mask": "off"})
     if found == "auto":
         try:
-            found = _look_for_mask(config)
+            look = partial(_find_mask, config)
+            found = call_in_process(look, _MASK_SECONDS) if forks() else look()
         except SubprocessError as error:
             return unmasked, f"off: one env could not be searched for a mask of legal actions ({error})"
     if found == "off":
@@ -86,11 +87,6 @@ def resolve_action_mask(config: TrainConfig, *, usable: bool) -> tuple[TrainConf
         return unmasked, None
     reason = f"{found}: illegal actions are never taken" if config.action_mask == "auto" else None
     return config.model_copy(update={"action_mask": found}), reason
-
-
-def _look_for_mask(config: TrainConfig) -> str:
-    look = partial(_find_mask, config)
-    return call_in_process(look, _MASK_SECONDS) if forks() else look()
 
 
 def _find_mask(config: TrainConfig) -> str:
@@ -164,7 +160,8 @@ def _import_batched_env(config: TrainConfig, num_envs: int) -> BatchedEnv:
 
 def make_single_of_batch(config: TrainConfig) -> AnyEnv:
     """Make one env of the batched kind that `vectorization` names."""
-    return SingleOfBatch(make_batched_env(config, 1), max_episode_steps(config))
+    env, limit = SingleOfBatch(make_batched_env(config, 1)), max_episode_steps(config)
+    return env if limit is None else TimeLimit(env, limit)
 
 
 def env_factory(config: TrainConfig) -> EnvFactory:

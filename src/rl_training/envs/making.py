@@ -14,10 +14,10 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import DependencyNotInstalled, Error, NameNotFound, NamespaceNotFound, VersionNotFound
 from gymnasium.wrappers import TimeLimit
 
+from rl_training.envs.layers import AnyEnv, layers_of
 from rl_training.envs.objects import find_factory, make_from_factory, with_module
 from rl_training.envs.packed import PackedEnv, StackedEnv, needs_packing
 from rl_training.envs.probes import register_probes
-from rl_training.envs.restore import AnyEnv
 from rl_training.errors import ConfigError, EnvironmentSetupError, RLTrainingError, describe_error
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.validation import nearest_name
@@ -198,12 +198,8 @@ def max_episode_steps(config: TrainConfig) -> int | None:
 def _factory_limit(config: TrainConfig) -> int | None:
     """Make an env with its factory, and return the time limit of a wrapper around it."""
     with closing(make_raw_env(config.env_id, config.env_kwargs, config.wrappers)) as env:
-        layer: Any = env
-        while layer is not env.unwrapped:
-            if isinstance(layer, TimeLimit):
-                return int(layer._max_episode_steps)
-            layer = layer.env
-    return None
+        limits = (int(layer._max_episode_steps) for layer in layers_of(env) if isinstance(layer, TimeLimit))
+        return next(limits, None)
 
 
 def has_time_limit(config: TrainConfig) -> bool:

@@ -11,12 +11,11 @@ from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TimeLimit
 
+from rl_training.envs.layers import AnyEnv
 from rl_training.errors import ConfigError, EnvironmentSetupError, describe_error
 from rl_training.plugins import callable_path, import_object, is_local, is_object_path
 from rl_training.signals import SignalExit
 from rl_training.trust import admit_env_module
-
-AnyEnv = Env[Any, Any]
 
 _LIMIT = "max_episode_steps"
 _NO_LIMIT = -1  # the value with which `gymnasium.make` leaves out a registered time limit

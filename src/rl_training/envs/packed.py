@@ -5,8 +5,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import Env, spaces
+from gymnasium import spaces
 
+from rl_training.envs.layers import AnyEnv, layers_of
 from rl_training.errors import EnvironmentSetupError, ObservationError
 from rl_training.packing import (
     MASK_NAME,
@@ -19,8 +20,6 @@ from rl_training.packing import (
 
 MASK_METHOD = "action_masks"
 OBSERVED = "observation."  # before the name of the entry of a Dict observation that holds the mask
-
-AnyEnv = Env[Any, Any]
 
 
 class StackedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -60,12 +59,20 @@ class PackedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._choices = choices_of_actions(env.action_space)
         self._mask_entry = action_mask.removeprefix(OBSERVED) if action_mask.startswith(OBSERVED) else None
         self._mask_method = find_mask_method(env) if action_mask == "method" else None
-        _check_source(env, action_mask)
+        self._check_source(action_mask)
         self._rows = PackedObservations(env.observation_space, self._mask_size, without=self._mask_entry)
         self.observation_space = self._rows
         self._actions = PackedActions(env.action_space) if is_nested(env.action_space) else None
         if self._actions is not None:
             self.action_space = self._actions
+
+    def _check_source(self, action_mask: str) -> None:
+        """Refuse a source of masks that the env does not have; info is only known once the env is reset."""
+        space, name = self.env.observation_space, self._mask_entry
+        if action_mask == "method" and self._mask_method is None:
+            raise EnvironmentSetupError(f"action_mask: method needs an env with a method {MASK_METHOD}()")
+        if name is not None and not (isinstance(space, spaces.Dict) and name in space.spaces):
+            raise EnvironmentSetupError(f"action_mask: {action_mask} needs a Dict observation with an entry '{name}'")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
@@ -135,24 +142,13 @@ def count_choices(space: spaces.Space[Any]) -> int:
     return sum(choices)
 
 
-def _check_source(env: AnyEnv, action_mask: str) -> None:
-    """Refuse a source of masks that the env does not have; info is only known once the env is reset."""
-    space, name = env.observation_space, action_mask.removeprefix(OBSERVED)
-    if action_mask == "method" and find_mask_method(env) is None:
-        raise EnvironmentSetupError(f"action_mask: method needs an env with a method {MASK_METHOD}()")
-    if action_mask.startswith(OBSERVED) and not (isinstance(space, spaces.Dict) and name in space.spaces):
-        raise EnvironmentSetupError(f"action_mask: {action_mask} needs a Dict observation with an entry '{name}'")
-
-
 def find_mask_method(env: AnyEnv) -> Callable[[], Any] | None:
     """Return the method that gives the legal actions of an env, or of an env inside its wrappers; none without one."""
-    layer: Any = env
-    while True:
-        method = getattr(layer, MASK_METHOD, None) if MASK_METHOD in dir(type(layer)) else None
-        if callable(method) or layer is env.unwrapped:
-            found: Callable[[], Any] | None = method
-            return found
-        layer = layer.env
+    for layer in layers_of(env):
+        method: Callable[[], Any] | None = getattr(layer, MASK_METHOD) if MASK_METHOD in dir(type(layer)) else None
+        if callable(method):
+            return method
+    return None
 
 
 def find_mask(env: AnyEnv) -> str:

@@ -24,6 +24,8 @@ class ProbeEnv(gymnasium.Env[Obs, Any]):
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space: spaces.Space[Any] = spaces.Discrete(2)
+    random_start = False
+    """Whether episodes start at -1 or +1, drawn with their seed; otherwise they start at 0."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -33,18 +35,10 @@ class ProbeEnv(gymnasium.Env[Obs, Any]):
         return np.array([self.value], dtype=np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """Start an episode at the number `first_value` gives."""
+        """Start an episode."""
         super().reset(seed=seed, options=options)
-        self.value = self.first_value()
+        self.value = float(self.np_random.integers(2) * 2 - 1) if self.random_start else 0.0
         return self.observe(), {}
-
-    def first_value(self) -> float:
-        """Return the first observation of a new episode."""
-        return 0.0
-
-    def random_sign(self) -> float:
-        """Return -1 or +1, drawn with the episode's seed."""
-        return float(self.np_random.integers(2) * 2 - 1)
 
 
 class ConstantRewardProbe(ProbeEnv):
@@ -59,9 +53,7 @@ class ConstantRewardProbe(ProbeEnv):
 class ObservedRewardProbe(ProbeEnv):
     """One step, reward equal to the observation: V(o) = o."""
 
-    def first_value(self) -> float:
-        """Return -1 or +1."""
-        return self.random_sign()
+    random_start = True
 
     def step(self, action: Any) -> Step:
         """End the episode."""
@@ -92,9 +84,7 @@ class ActionRewardProbe(ProbeEnv):
 class MatchProbe(ProbeEnv):
     """One step, reward +1 if the action matches the sign of the observation, else -1: the best return is 1."""
 
-    def first_value(self) -> float:
-        """Return -1 or +1."""
-        return self.random_sign()
+    random_start = True
 
     def step(self, action: Any) -> Step:
         """Reward the match and end."""
@@ -108,10 +98,10 @@ class TimeLimitProbe(ProbeEnv):
         super().__init__()
         self.elapsed = 0
 
-    def first_value(self) -> float:
-        """Return 0 and restart the count of steps."""
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
+        """Start an episode and the count of its steps."""
         self.elapsed = 0
-        return 0.0
+        return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Step:
         """Count towards the limit."""
@@ -141,9 +131,7 @@ class ContinuousProbe(ProbeEnv):
 class ContinuousMatchProbe(ContinuousProbe):
     """`ContinuousProbe` in which only the first dimension counts, with optimum 0.25 or 0.75 by observation."""
 
-    def first_value(self) -> float:
-        """Return -1 or +1."""
-        return self.random_sign()
+    random_start = True
 
     def step(self, action: Any) -> Step:
         """Reward closeness to the optimum in the first dimension."""

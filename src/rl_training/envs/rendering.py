@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import DependencyNotInstalled
 
+from rl_training.envs.layers import AnyEnv
 from rl_training.envs.making import make_raw_env, make_single_env, missing_dependency
 from rl_training.envs.objects import accepts, find_factory
-from rl_training.envs.restore import AnyEnv
 from rl_training.errors import EnvironmentSetupError, describe_error
 from rl_training.experiment.config import TrainConfig
 

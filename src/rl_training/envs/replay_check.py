@@ -17,8 +17,9 @@ import numpy as np
 
 from rl_training.envs.changes import ChangeLog, PendingChanges
 from rl_training.envs.checks.findings import random_actions
+from rl_training.envs.layers import AnyEnv
 from rl_training.envs.packed import make_legal
-from rl_training.envs.restore import AnyEnv, restore_env, to_space_dtype
+from rl_training.envs.restore import restore_env, to_space_dtype
 from rl_training.envs.samples import ReplaySample, add_checksum
 from rl_training.envs.subprocesses import SubprocessError, call_in_process
 from rl_training.envs.vector.protocol import EnvFactory

@@ -10,16 +10,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from gymnasium import Env
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit
 
 from rl_training.envs.changes import PendingChanges
+from rl_training.envs.layers import AnyEnv, layers_of
 from rl_training.envs.packed import PackedEnv
 from rl_training.envs.plain import pack_state, unpack_state
 from rl_training.envs.samples import RunningEpisode
 from rl_training.errors import describe_error
-
-AnyEnv = Env[Any, Any]
 
 # Wrappers without a state of their own, except for the time limit, which `_set_state` sets.
 _PLAIN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, PackedEnv)
@@ -97,11 +95,9 @@ def _set_state(env: AnyEnv, episode: RunningEpisode, expected_obs: Any, changes:
     own.set(unpack_state(episode.state), episode)
     if not same_values(pack_state(own.get()), episode.state):
         return Restored(None, "its set_state() does not restore what get_state() returned")
-    layer: Any = env
-    while layer is not env.unwrapped:  # the env's own state does not include a time limit around it
+    for layer in layers_of(env):  # the env's own state does not include a time limit around it
         if isinstance(layer, TimeLimit):
             layer._elapsed_steps = episode.length  # type: ignore[assignment]  # declared as None, its first value
-        layer = layer.env
     return Restored(expected_obs)
 
 

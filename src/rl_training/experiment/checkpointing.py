@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.files import REPLAY_FOLDER, check_folder, remove_stale, write_atomically
+from rl_training.experiment.files import REPLAY_FOLDER, check_folder, remove_stale, write_bytes
 from rl_training.experiment.manifest import (
     MANIFEST_SUFFIX,
     Content,
@@ -127,7 +127,7 @@ def _write(path: Path, content: bytes, segments: list[str]) -> None:
     try:
         # Until the checkpoint itself is replaced, the old content is still in place, so the manifest describes both.
         write_manifest(path, new, replaces=old)
-        write_atomically(path, lambda file: file.write(content))
+        write_bytes(path, content)
     except BaseException:
         if not replacing:
             _remove(path)

@@ -56,11 +56,6 @@ def _check_action_mask(source: str) -> str:
     return source
 
 
-def _switch_name(value: Any) -> Any:
-    """Take a bare off, which YAML reads as a truth value, for the word."""
-    return "off" if value is False else value
-
-
 def _check_device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
         raise ValueError("allowed: auto, cpu, cuda, cuda:N, mps")
@@ -184,7 +179,7 @@ class TrainConfig(StrictModel):
     which only some envs have (CartPole). `auto` times one env briefly and chooses the fastest. `package.module:Name` is
     a batched env of another package: a `gymnasium.vector.VectorEnv` without automatic resets.
     """
-    action_mask: Annotated[Name, BeforeValidator(_switch_name), AfterValidator(_check_action_mask)] = "auto"
+    action_mask: Annotated[Name, BeforeValidator(_switch_to_text), AfterValidator(_check_action_mask)] = "auto"
     """Where an env gives the mask of its legal actions; an illegal action is never taken.
 
     `info` is `info["action_mask"]` after every reset and step, `method` is `env.action_masks()`, `observation.NAME` is

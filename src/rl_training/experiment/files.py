@@ -129,9 +129,14 @@ def remove_stale(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the file's content atomically."""
+    write_atomically(path, lambda file: file.write(content))
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace the file's text atomically."""
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_bytes(path, text.encode())
 
 
 def sync_directory(directory: Path) -> bool:

@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator
 
-from rl_training.errors import ConfigError, RunDirectoryError
+from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, describe_training_differences, plain_config
 from rl_training.experiment.records import LOGS_FOLDER, check_directory_name, check_files, read_record, write_record
 from rl_training.experiment.runs import (
     CONFIG_FILE,
     context_of,
     make_directory,
-    read_metadata,
+    read_intact_metadata,
     run_name,
     slug,
     unique_suffix,
@@ -213,7 +213,7 @@ def read_outcome(group_dir: Path, record: SeedRecord, total_timesteps: int) -> S
 
     A run that has completed a smaller budget than `total_timesteps` waits for the rest.
     """
-    metadata = _read_run_metadata(group_dir, record)
+    metadata = read_intact_metadata(context_of(group_dir / record.run_dir))
     status: Any = metadata.get("status")
     if status not in get_args(SeedStatus):
         return record.model_copy(update={"status": "waiting", "reason": None})
@@ -226,7 +226,7 @@ def read_outcome(group_dir: Path, record: SeedRecord, total_timesteps: int) -> S
 
 def with_outcome(group_dir: Path, record: SeedRecord, status: SeedStatus, reason: str | None) -> SeedRecord:
     """Return the record of a seed that ended with this status, with the numbers in its run's metadata."""
-    metadata = _read_run_metadata(group_dir, record)
+    metadata = read_intact_metadata(context_of(group_dir / record.run_dir))
     numbers = {name: value for name, value in metadata.items() if name in ("global_step", "wall_seconds", "metrics")}
     why = metadata.get("stop_reason") if status == "stopped" else reason
     try:
@@ -238,14 +238,6 @@ def with_outcome(group_dir: Path, record: SeedRecord, status: SeedStatus, reason
 def run_budget(run_dir: Path) -> float:
     """Return the budget of a run according to its metadata; infinite if the file does not say it."""
     try:
-        return float(read_metadata(context_of(run_dir))["total_timesteps"])
-    except (RunDirectoryError, LookupError, TypeError, ValueError):
+        return float(read_intact_metadata(context_of(run_dir))["total_timesteps"])
+    except (LookupError, TypeError, ValueError):
         return math.inf
-
-
-def _read_run_metadata(group_dir: Path, record: SeedRecord) -> dict[str, Any]:
-    """Read the run's metadata; empty if the run has not begun, or if the file is damaged."""
-    try:
-        return read_metadata(context_of(group_dir / record.run_dir))
-    except RunDirectoryError:
-        return {}

@@ -42,7 +42,7 @@ class RunLock:
         try:
             holder = _read_holder(descriptor)
             self._lock(descriptor, holder)
-            current = self._is_current(descriptor)
+            current = is_open_file(self.path, descriptor)
         except BaseException:
             os.close(descriptor)
             raise
@@ -112,12 +112,6 @@ class RunLock:
         except OSError as error:
             raise RunDirectoryError(f"{self.path} cannot be opened: {error.strerror}") from None
 
-    def _is_current(self, descriptor: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(descriptor), self.path.lstat())
-        except FileNotFoundError:
-            return False
-
     def release(self) -> None:
         """Release the lock; releasing it twice is fine."""
         if self._descriptor is None or self._key[0] != os.getpid():
@@ -127,6 +121,14 @@ class RunLock:
         RunLock._held.discard(self._key)
         os.close(self._descriptor)
         self._descriptor = None
+
+
+def is_open_file(path: Path, descriptor: int) -> bool:
+    """Return whether the path still names the open file; another process may have removed or replaced it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:

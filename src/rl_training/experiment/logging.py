@@ -8,10 +8,9 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from rl_training.errors import RunDirectoryError
 from rl_training.experiment.files import open_regular
-from rl_training.experiment.runs import RunContext, read_metadata
-from rl_training.experiment.trackers.base import Outcome, Tracker, finite
+from rl_training.experiment.runs import RunContext, finite, read_intact_metadata
+from rl_training.experiment.trackers.base import Outcome, Tracker
 
 _MAX_WAITING = 10_000  # lines that are kept in memory while they cannot be written
 
@@ -98,9 +97,6 @@ class RunLogger:
 
 def _read_outcome(context: RunContext) -> Outcome:
     """Read the outcome of an ended run from `metadata.json`; a run that is still marked as running has failed."""
-    try:
-        metadata = read_metadata(context)
-    except RunDirectoryError:
-        return Outcome("failed")
-    status = str(metadata.get("status"))
+    metadata = read_intact_metadata(context)
+    status = str(metadata.get("status", "running"))
     return Outcome("failed" if status == "running" else status, metadata.get("metrics") or {})

@@ -182,6 +182,14 @@ def read_metadata(context: RunContext) -> dict[str, Any]:
     return values
 
 
+def read_intact_metadata(context: RunContext) -> dict[str, Any]:
+    """Read `metadata.json`; return an empty dict if it is missing or damaged."""
+    try:
+        return read_metadata(context)
+    except RunDirectoryError:
+        return {}
+
+
 def repair_metadata(context: RunContext, known: dict[str, Any]) -> None:
     """Rename a damaged `metadata.json`, warn about it, and write the `known` values in its place."""
     try:
@@ -206,14 +214,15 @@ def update_metadata(context: RunContext, **changes: Any) -> None:
 
 def json_text(values: dict[str, Any]) -> str:
     """Return the values as JSON text. NaN and infinity become null, because JSON cannot express them."""
-    return json.dumps(_finite(values), indent=2, allow_nan=False)
+    return json.dumps(finite(values), indent=2, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Replace NaN and infinity in a tree of plain values by None, for formats that cannot express them."""
     if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
+        return {name: finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -279,7 +288,7 @@ def truncate_logs(context: RunContext, step: int) -> None:
             copy = keep_copy(path, "damaged")
             warnings.warn(f"{path} has damaged lines, which are removed; a copy is kept as {copy.name}", stacklevel=2)
         kept = [row for row in log.rows if row["step"] <= step]
-        write_text(path, "".join(json.dumps(_finite(row), allow_nan=False) + "\n" for row in kept))
+        write_text(path, "".join(json.dumps(finite(row), allow_nan=False) + "\n" for row in kept))
 
 
 def find_runs(root: Path) -> Iterator[RunContext]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.errors import CheckpointError
-from rl_training.experiment.files import REPLAY_FOLDER, check_folder, write_atomically
+from rl_training.experiment.files import REPLAY_FOLDER, check_folder, write_bytes
 from rl_training.experiment.payload import pack, read_payload, unpack
 
 _SEGMENT_NAME = re.compile(r"rows_\d+_\d+_[0-9a-f]{12}\.pt")
@@ -119,7 +119,7 @@ class SegmentStore:
         self.directory.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             self._unconfirmed.append(path)
-        write_atomically(path, lambda file: file.write(content))
+        write_bytes(path, content)
         return {
             "first": first,
             "count": count,

@@ -42,6 +42,12 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     return nearest if nearest is not None and edits[nearest] <= min(allowed, len(name) - 1) else None
 
 
+def suggest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Ask whether the user meant the nearest known name; return `otherwise` if no name is near."""
+    nearest = nearest_name(name, known)
+    return otherwise if nearest is None else f"did you mean '{nearest}'?"
+
+
 def _edit_distance(left: str, right: str) -> int:
     """Count the letters to insert, delete, replace or swap with their neighbour to turn one text into the other."""
     rows = [list(range(len(right) + 1))]
@@ -106,7 +112,8 @@ class StrictModel(BaseModel):
         try:
             super().__init__(**data)
         except ValidationError as error:
-            raise config_error(_problems(error, type(self).model_fields)) from None
+            known = list(type(self).model_fields)
+            raise config_error(_problem(details, known) for details in error.errors(include_url=False)) from None
 
 
 def describe_fields(model: type[BaseModel]) -> str:
@@ -130,26 +137,16 @@ def validate_section(model: type[ModelT], values: dict[str, Any], section: str) 
         ) from None
 
 
-def _problems(error: ValidationError, fields: Iterable[str]) -> list[Problem]:
-    known = list(fields)
-    return [_problem(details, known) for details in error.errors(include_url=False)]
-
-
 def _problem(details: Any, known: list[str]) -> Problem:
     path = tuple(str(part) for part in details["loc"])
     dotted = _shortened(".".join(path), 200)
     if details["type"] == "extra_forbidden":
-        nearest = nearest_name(path[-1], known) if len(path) == 1 else None
-        remedy = f"did you mean '{nearest}'?" if nearest else f"known here: {', '.join(sorted(known))}"
+        remedy = suggest(path[-1], known if len(path) == 1 else (), f"known here: {', '.join(sorted(known))}")
         return Problem(path, f"{dotted}: unknown key; {remedy}")
     if details["type"] == "missing":
         return Problem(path, f"{dotted}: required")
     reason = _REASONS.get(details["type"]) or details["msg"].removeprefix("Value error, ")
-    return Problem(path, f"{dotted}={_shown(details['input'])}: {reason[:1].lower()}{reason[1:]}")
-
-
-def _shown(value: object) -> str:
-    return _shortened(repr(value), 60)
+    return Problem(path, f"{dotted}={_shortened(repr(details['input']), 60)}: {reason[:1].lower()}{reason[1:]}")
 
 
 def _shortened(text: str, length: int) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from rl_training.experiment.validation import nearest_name, to_plain
+from rl_training.experiment.validation import suggest, to_plain
 from rl_training.plugins import Entry, find_argument_problem, is_object_path, object_path, split_entry
 
 # Wrappers that break what a run relies on, and what to use in their place.
@@ -35,8 +35,7 @@ def find_gymnasium_wrapper(name: str) -> Callable[..., Any]:
     if name in _REFUSED:
         raise ValueError(f"a run cannot use {name}: {_REFUSED[name]}")
     if name not in known:
-        nearest = nearest_name(name, known)
-        remedy = f"did you mean '{nearest}'?" if nearest else "give a wrapper of Gymnasium, or package.module:Name"
+        remedy = suggest(name, known, "give a wrapper of Gymnasium, or package.module:Name")
         raise ValueError(f"unknown wrapper '{name}'; {remedy}")
     try:
         found: Callable[..., Any] = getattr(wrappers, name)

@@ -152,24 +152,17 @@ class JoinedDraws:
 
     def __init__(self, parts: Sequence[Draws]) -> None:
         self._parts = parts
+        self.begin_episodes = parts[0].begin_episodes  # as all others, it does nothing
+        self.state_dict = parts[0].state_dict
+        self.load_state_dict = parts[0].load_state_dict
 
     def at(self, step: int) -> Array:
         """Return the numbers [env, size] of all parts for env step `step`."""
         return np.hstack([part.at(step) for part in self._parts])
 
-    def begin_episodes(self, begun: Array) -> None:
-        """Do nothing: no number depends on an earlier one."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: no number depends on an earlier one."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: no number depends on an earlier one."""
-
 
 class CorrelatedDraws:
-    """Normal noise of which each env keeps a share, so that it explores in one direction for many steps.
+    """Normal noise in which each env keeps a share of its last values, so that it explores in one direction for longer.
 
     The noise of a single step is standard normal, so log-probs and entropies hold. Each step must be drawn once, in
     order.

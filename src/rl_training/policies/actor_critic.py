@@ -52,6 +52,7 @@ class ActorCritic:
         """`log_std` is the initial log standard deviation of continuous actions."""
         self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
         self.distribution = build_distribution(action_space)
+        self.to_env = self.distribution.to_env
         self._masked = self._can_use_masks(action_space)
         actor = Head("actor", self.distribution.num_outputs, network.actor_hidden_sizes, ACTOR_GAIN)
         critic = Head("critic", 1, network.critic_hidden_sizes, CRITIC_GAIN)
@@ -62,7 +63,10 @@ class ActorCritic:
         self.action_shape, self.action_dtype = self.distribution.action_shape, self.distribution.action_dtype
         self.action_parts, self.acting_network = self.distribution.parts, self.actor
         self._stream = make_stream(seed, "predictions")
-        self._initialise(make_torch_generator(seed, "initialisation"), log_std)
+        self.params.initialise((self.actor, self.critic), make_torch_generator(seed, "initialisation"))
+        if LOG_STD in self.params.tensors:
+            self.params.tensors[LOG_STD].fill_(log_std)
+            self.params.sync_host()
 
     def _can_use_masks(self, action_space: spaces.Space[Any]) -> bool:
         """Return whether observations have masks that the distribution can use; refuse masks of another size."""
@@ -73,17 +77,6 @@ class ActorCritic:
                 f"let the env give a mask of {expected} entries, one per choice"
             )
         return bool(given and expected)
-
-    def _initialise(self, generator: torch.Generator, log_std: float) -> None:
-        """Write random weights from `generator`, which is on the CPU so that every device starts with the same ones."""
-        start = torch.zeros(self.params.layout.size)
-        params = self.params.layout.tensors(start)
-        for network in (self.actor, self.critic):
-            if network is not None:
-                network.initialise(params, generator)
-        if LOG_STD in params:
-            params[LOG_STD].fill_(log_std)
-        self.params.set(start)
 
     def masks(self, obs: Tensor) -> Tensor | None:
         """Return which choices are legal in stored observations [batch, ...]; none if the policy uses no masks."""
@@ -99,10 +92,6 @@ class ActorCritic:
         """Return actions for observations [batch, ...] and noise [batch, size], in the policy's own space."""
         outputs, masks = self._forward_array(obs)
         return self.distribution.sample(self.params.arrays, outputs, noise, masks)
-
-    def to_env(self, actions: Array) -> Array:
-        """Return what the env receives for `actions`."""
-        return self.distribution.to_env(actions)
 
     def predict(self, obs: Array, *, deterministic: bool = True, streams: Streams | None = None) -> Array:
         """Return env actions for observations [batch, ...]: the likeliest, or drawn."""

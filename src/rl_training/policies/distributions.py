@@ -24,14 +24,17 @@ from rl_training.policies.networks.protocol import FloatArray, Shape
 LOG_STD = "log_std"
 SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, MultiBinary, Box of floats, and Dict and Tuple of these"
 _WIDEST = 1e30  # a half range beyond this stands for "no bound"
-# The logit of a choice that a mask forbids. Its probability is exactly 0 beside any legal one. It is finite, so that
-# 0 times its log-probability is 0 and not NaN.
-_ILLEGAL = -1e30
+ILLEGAL = -1e30
+"""The output for a choice that a mask forbids.
+
+Beside any legal choice, its probability is exactly 0. It is finite, so that 0 times it, or times its log-probability,
+is 0 and not NaN.
+"""
 _EXACT_FLOATS = 2**24  # float32 holds all integers up to here
 
 
 class ActionDistribution(Protocol):
-    """What the actor's outputs mean."""
+    """A distribution over the actions of one kind of space, with parameters that the actor's outputs give."""
 
     num_outputs: int
     """Outputs the actor network needs."""
@@ -69,7 +72,7 @@ class ActionDistribution(Protocol):
 
 
 class Scores(Protocol):
-    """Log-probabilities and entropies of a batch, and the way back from them."""
+    """Log-probabilities and entropies of a batch, and how to differentiate them."""
 
     logprobs: Tensor  # [batch]
     entropies: Tensor  # [batch]
@@ -124,7 +127,7 @@ class Categorical:
 
 def _legal_array(outputs: FloatArray, masks: Array | None) -> FloatArray:
     """Replace the logits of illegal choices."""
-    return outputs if masks is None else np.where(masks, outputs, np.float32(_ILLEGAL))
+    return outputs if masks is None else np.where(masks, outputs, np.float32(ILLEGAL))
 
 
 class CategoricalScores:
@@ -132,7 +135,7 @@ class CategoricalScores:
 
     def __init__(self, outputs: Tensor, actions: Tensor, masks: Tensor | None = None) -> None:
         self._actions, self._masks = actions.unsqueeze(-1), masks
-        legal = outputs if masks is None else torch.where(masks, outputs, _ILLEGAL)
+        legal = outputs if masks is None else torch.where(masks, outputs, ILLEGAL)
         self._logprobs = torch.log_softmax(legal, dim=-1)
         self._probs = self._logprobs.exp()
         self.logprobs = self._logprobs.gather(-1, self._actions).squeeze(-1)
@@ -195,7 +198,7 @@ class MultiCategorical:
         return best
 
     def to_env(self, actions: Array) -> Array:
-        """Count from the space's own start, in its shape."""
+        """Return the actions counted from the start of the space, in its shape."""
         return (actions + self._start).reshape(len(actions), *self._env_shape).astype(self._env_dtype, copy=False)
 
     def score(
@@ -215,7 +218,7 @@ class MultiCategoricalScores:
 
     def __init__(self, outputs: Tensor, actions: Tensor, choices: Sequence[int], masks: Tensor | None = None) -> None:
         self._choices, self._masks = choices, masks
-        legal = outputs if masks is None else torch.where(masks, outputs, _ILLEGAL)
+        legal = outputs if masks is None else torch.where(masks, outputs, ILLEGAL)
         self._scores = CategoricalScores(self._separate(legal), actions)
         self.logprobs, self.entropies = self._scores.logprobs.sum(dim=1), self._scores.entropies.sum(dim=1)
 
@@ -225,7 +228,7 @@ class MultiCategoricalScores:
         if len(self._choices) * most == outputs.shape[1]:
             return outputs.reshape(len(outputs), -1, most)
         numbers = torch.split_with_sizes(outputs, self._choices, dim=1)
-        return torch.stack([functional.pad(each, (0, most - each.shape[1]), value=_ILLEGAL) for each in numbers], dim=1)
+        return torch.stack([functional.pad(each, (0, most - each.shape[1]), value=ILLEGAL) for each in numbers], dim=1)
 
     def _join(self, separate: Tensor) -> Tensor:
         """Undo `_separate`."""
@@ -301,7 +304,7 @@ class BernoulliScores:
 
 
 class BoundedActions:
-    """The policy's continuous space against the env's: where both bounds are finite, -1 and 1 stand for them."""
+    """The scale of continuous actions: where both bounds of the env are finite, the policy's -1 and 1 mean them."""
 
     def __init__(self, space: spaces.Box) -> None:
         self.size = int(np.prod(space.shape))
@@ -340,6 +343,7 @@ class DiagonalGaussian:
 
     def __init__(self, space: spaces.Box) -> None:
         self._actions = BoundedActions(space)
+        self.to_env = self._actions.to_env
         self.num_outputs = self._actions.size
         self.noise: NoiseParts = (("normal", self.num_outputs),)
         self.mask_size = 0
@@ -365,10 +369,6 @@ class DiagonalGaussian:
         del masks
         return outputs
 
-    def to_env(self, actions: Array) -> Array:
-        """Return the actions scaled and clipped to the bounds of the env, in its shape."""
-        return self._actions.to_env(actions)
-
     def score(
         self, params: Mapping[str, Tensor], outputs: Tensor, actions: Tensor, masks: Tensor | None = None
     ) -> "GaussianScores":
@@ -378,7 +378,7 @@ class DiagonalGaussian:
 
 
 class GaussianScores:
-    """Under normals around `means` [batch, dim], summed over the dimensions."""
+    """Log-probs and entropies [batch] under normals around `means` [batch, dim], summed over the dimensions."""
 
     def __init__(self, means: Tensor, log_std: Tensor, actions: Tensor) -> None:
         self._precision = torch.exp(-log_std)

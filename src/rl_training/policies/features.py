@@ -5,7 +5,7 @@ The statistics are part of the learner: saved with it, and frozen outside of tra
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +13,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rl_training.errors import EnvironmentSetupError
 from rl_training.memory import check_memory
-from rl_training.packing import SUPPORTED_OBSERVATIONS, Leaf, PackedObservations, StackedFrames, is_image, nest
+from rl_training.packing import Leaf, PackedObservations, StackedFrames, is_image, nest, unsupported_observations
 from rl_training.policies.base import Array
 
 _STATISTICS_BYTES = 40  # of the running statistics of one number
-_KINDS = ("vector", "one_hot", "image")
+FeatureKind = Literal["vector", "one_hot", "image"]
+_KINDS: tuple[str, ...] = get_args(FeatureKind)  # in the order of the features
 CLIP = 10.0  # deviations beyond which a normalised number is cut
 _EPSILON = 1e-8
 
@@ -55,7 +55,7 @@ class RunningMoments:
 
 
 class FeatureNormalizer:
-    """Features to mean 0 and deviation 1, the same in NumPy and torch.
+    """Normalises features to mean 0 and deviation 1, with the same results in NumPy and torch.
 
     New statistics apply from the next `refresh` on, so that an observation means the same features during a whole
     iteration, wherever it is seen. Switched off, the normalizer passes everything through.
@@ -109,7 +109,7 @@ class FeatureNormalizer:
 
 
 class RewardNormalizer:
-    """Rewards divided by the deviation of the discounted return, which is estimated per env and reset at an end.
+    """Divides rewards by the deviation of the discounted return, which starts at 0 in every episode of every env.
 
     Switched off, it passes everything through.
     """
@@ -120,7 +120,7 @@ class RewardNormalizer:
         self._returns: Moments = np.zeros(0)
 
     def update(self, rewards: Array, ended: Array) -> None:
-        """Take in raw rewards [step, env], and which episodes ended with their step."""
+        """Update the statistics with raw rewards [step, env]; `ended` marks the last steps of episodes."""
         if not self.enabled:
             return
         if len(self._returns) != rewards.shape[1]:
@@ -158,7 +158,7 @@ class FeaturePart:
     stop: int
     shape: tuple[int, ...]
     """The shape of the part's features for one observation."""
-    kind: Literal["vector", "one_hot", "image"]
+    kind: FeatureKind
 
     @property
     def name(self) -> str:
@@ -181,7 +181,7 @@ class LeafEncoder:
         self.scale = np.float32(1.0)
         """What numbers are divided by."""
         if self.choices is not None:
-            self.kind: Literal["vector", "one_hot", "image"] = "one_hot"
+            self.kind: FeatureKind = "one_hot"
             binary = isinstance(leaf.space, spaces.MultiBinary)
             self.shape = leaf.shape if binary else (int(self.choices.sum()),)
             if binary:
@@ -232,10 +232,7 @@ class Encoder:
         self.space = space
         self._packed = space if isinstance(space, PackedObservations) else None
         if self._packed is None and not isinstance(space, (spaces.Box, spaces.Discrete)):
-            raise EnvironmentSetupError(
-                f"observation space {type(space).__name__} is not supported; supported: {SUPPORTED_OBSERVATIONS}. "
-                "Wrap the env with a gymnasium.ObservationWrapper"
-            )
+            raise unsupported_observations(space)
         leaves = [Leaf((), space, 0)] if self._packed is None else self._packed.leaves  # type: ignore[arg-type]
         self.encoders = sorted(map(LeafEncoder, leaves), key=lambda each: _KINDS.index(each.kind))
         ends = np.cumsum([each.size for each in self.encoders]).tolist()
@@ -256,12 +253,12 @@ class Encoder:
         self.normalizer = FeatureNormalizer(self.num_vector, enabled=normalize and self.num_vector > 0)
 
     def observe(self, obs: Array) -> None:
-        """Let the running normalisation take in observations [batch, ...], if it is on; `refresh` applies it."""
+        """Update the statistics with observations [batch, ...] if they are normalised; `refresh` applies them."""
         if self.normalizer.enabled:
             self.normalizer.update(self._features(obs)[:, : self.num_vector])
 
     def refresh(self) -> None:
-        """Normalise with all observations taken in so far from now on."""
+        """Apply the newest statistics from now on."""
         self.normalizer.refresh()
 
     def encode_array(self, obs: Array) -> Array:
@@ -317,12 +314,9 @@ class Encoder:
 
 def _read(rows: Tensor, leaf: Leaf) -> Tensor:
     """Return the values of one part in packed rows [batch, bytes], as [batch, *shape]."""
-    values = rows[:, leaf.start : leaf.start + leaf.num_bytes].view(_torch_type(leaf.dtype))
+    dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
+    values = rows[:, leaf.start : leaf.start + leaf.num_bytes].view(dtype)
     return values.reshape(len(rows), *leaf.shape)
-
-
-def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _storage_dtype(space: spaces.Space[Any]) -> torch.dtype:

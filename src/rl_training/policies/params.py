@@ -5,7 +5,7 @@ host; on the CPU both use the same memory.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl_training.memory import check_memory
 from rl_training.policies.features import Encoder
-from rl_training.policies.networks.protocol import FloatArray, Shape
+from rl_training.policies.networks.protocol import FloatArray, Network, Shape
 
 _ALIGNMENT = 16  # float32 values in 64 bytes: kernels choose by alignment, and with it the last bit
 _COPIES = 6  # weights, gradient, two moments, a target or the values to start from, and space to compute them in
@@ -59,6 +59,17 @@ class HostedParams:
         twin = HostedParams(self.layout.shapes, self.flat.device)
         twin.set(self.flat)
         return twin
+
+    def initialise(self, networks: Iterable[Network | None], generator: torch.Generator) -> None:
+        """Write the initial values of some networks, and zeros elsewhere.
+
+        `generator` is on the CPU, so that every device starts with the same values.
+        """
+        start = torch.zeros(self.layout.size)
+        for network in networks:
+            if network is not None:
+                network.initialise(self.layout.tensors(start), generator)
+        self.set(start)
 
     def set(self, values: Tensor) -> None:
         """Take over a whole flat vector, which may lie on another device."""

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from rl_training.errors import EnvironmentSetupError
 from rl_training.policies.base import Array, Streams
-from rl_training.policies.distributions import Categorical
+from rl_training.policies.distributions import ILLEGAL, Categorical
 from rl_training.policies.features import Encoder
-from rl_training.policies.networks.protocol import FloatArray, Network, Shape, Trace
+from rl_training.policies.networks.protocol import FloatArray, Network, Trace
 from rl_training.policies.networks.spec import Head, NetworkSpec
 from rl_training.policies.params import make_trained_params
-
-LOWEST_VALUE = -1e30  # of an illegal action; finite, so that a terminal state's discount of 0 still gives 0
 
 
 class QTrace(NamedTuple):
@@ -44,12 +42,12 @@ class QNetwork:
         if not isinstance(action_space, spaces.Discrete):
             raise EnvironmentSetupError(
                 f"action space {type(action_space).__name__} is not supported by dqn; supported: Discrete. "
-                "Use ppo or sac for continuous actions"
+                "Use ppo, or sac for continuous actions"
             )
         self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
-        self.num_actions, self._start = int(action_space.n), int(action_space.start)
-        self.action_shape: Shape = ()
-        self.action_dtype = torch.int64
+        actions = Categorical(action_space)
+        self.num_actions, self.to_env = actions.num_outputs, actions.to_env
+        self.action_shape, self.action_dtype = actions.action_shape, actions.action_dtype
         self._dueling = dueling
         advantage = Head("advantage", self.num_actions)
         self.value: Network | None = None
@@ -60,15 +58,11 @@ class QNetwork:
         shapes = {**self.advantage.shapes, **(self.value.shapes if self.value else {})}
         self.params = make_trained_params(shapes, network.device)
         # The value of the state adds the same to the values of all actions.
-        self.action_parts, self.acting_network = Categorical(action_space).parts, self.advantage
+        self.action_parts, self.acting_network = actions.parts, self.advantage
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Write random weights from `generator`, which is on the CPU so that every device starts with the same ones."""
-        start = torch.zeros(self.params.layout.size)
-        for network in (self.advantage, self.value):
-            if network is not None:
-                network.initialise(self.params.layout.tensors(start), generator)
-        self.params.set(start)
+        """Write random weights."""
+        self.params.initialise((self.advantage, self.value), generator)
 
     def q_values(self, params: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Compute values [batch, action] under `params`."""
@@ -105,7 +99,7 @@ class QNetwork:
         features: FloatArray = self.encoder.encode_array(obs)
         values = self.advantage.forward_array(self.params.arrays, features)[:, : self.num_actions]
         masks = self.encoder.masks_array(obs)
-        best: Array = (values if masks is None else np.where(masks, values, LOWEST_VALUE)).argmax(axis=1)
+        best: Array = (values if masks is None else np.where(masks, values, ILLEGAL)).argmax(axis=1)
         return best
 
     def choose(self, obs: Array, choices: Array) -> Array:
@@ -117,10 +111,6 @@ class QNetwork:
         ranks = (choices * masks.sum(axis=1)).astype(np.int64)
         legal: Array = (masks.cumsum(axis=1) > ranks[:, None]).argmax(axis=1)
         return legal
-
-    def to_env(self, actions: Array) -> Array:
-        """Return the actions counted from the start of the space."""
-        return actions + self._start if self._start else actions
 
     def predict(self, obs: Array, *, deterministic: bool = True, streams: Streams | None = None) -> Array:
         """Return greedy env actions in both modes, because only actors explore."""

@@ -49,7 +49,7 @@ class SquashedDraw:
 
 
 class SquashedActor:
-    """Acts in NumPy on the host, learns in torch on `device`; its space is -1 to 1, the env's its own bounds."""
+    """Acts in NumPy on the host, learns in torch on `device`; actions from -1 to 1 are scaled to the env's bounds."""
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class SquashedActor:
             )
         self.encoder = Encoder(observation_space, normalize=network.normalize_obs)
         self.actions = BoundedActions(action_space)
+        self.to_env = self.actions.to_env
         self.action_shape: Shape = (self.actions.size,)
         self.action_dtype = torch.float32
         self.network = network.build(self.encoder, Head("actor", 2 * self.actions.size, network.actor_hidden_sizes))
@@ -74,10 +75,8 @@ class SquashedActor:
         self._stream = make_stream(seed, "predictions")
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Write random weights from `generator`, which is on the CPU so that every device starts with the same ones."""
-        start = torch.zeros(self.params.layout.size)
-        self.network.initialise(self.params.layout.tensors(start), generator)
-        self.params.set(start)
+        """Write random weights."""
+        self.params.initialise((self.network,), generator)
 
     def sample(self, obs: Array, noise: Array) -> Array:
         """Return actions for observations [batch, ...] and normal noise [batch, dim], between -1 and 1."""
@@ -86,10 +85,6 @@ class SquashedActor:
         stds = np.exp(np.clip(log_stds, LOG_STD_MIN, LOG_STD_MAX))
         drawn: Array = np.tanh(means + stds * noise)
         return drawn
-
-    def to_env(self, actions: Array) -> Array:
-        """Return the actions scaled to the bounds of the env."""
-        return self.actions.to_env(actions)
 
     def predict(self, obs: Array, *, deterministic: bool = True, streams: Streams | None = None) -> Array:
         """Return env actions for observations [batch, ...]: the squashed means, or drawn."""
@@ -123,9 +118,7 @@ class TwinCritics:
 
     def initialise(self, generator: torch.Generator) -> None:
         """Write random weights, different ones for the two critics."""
-        start = torch.zeros(self.params.layout.size)
-        self.network.initialise(self.params.layout.tensors(start), generator)
-        self.params.set(start)
+        self.params.initialise((self.network,), generator)
 
     def forward(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> Tensor:
         """Compute values [critic, batch]."""

@@ -14,8 +14,8 @@ import gymnasium
 
 from rl_training.envs.factory import env_factory
 from rl_training.envs.guard import EnvCalls
+from rl_training.envs.layers import AnyEnv
 from rl_training.envs.rendering import Pixels, draw, make_rendered_env, prepare_headless, render_fps
-from rl_training.envs.restore import AnyEnv
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, evaluation_config
 from rl_training.recording.video import check_video, write_video

@@ -1,4 +1,4 @@
-"""What the layers above know of an algorithm."""
+"""The definition of an algorithm, as the command line, the Python classes and the workflows use it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

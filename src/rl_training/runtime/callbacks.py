@@ -11,7 +11,7 @@ from rl_training.algorithms.base import UpdateResult
 from rl_training.errors import ConfigError, describe_error
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.metrics import RETURN, describe_missing, logged_name, result_name
-from rl_training.experiment.validation import nearest_name
+from rl_training.experiment.validation import suggest
 from rl_training.plugins import find_argument_problem, import_object, is_object_path, split_entry
 from rl_training.runtime.collector import CollectResult
 from rl_training.runtime.trainer import TrainerState, TrainResult
@@ -269,8 +269,7 @@ def make_callbacks(config: TrainConfig) -> list[Listener]:
 def _make_callback(name: str, kwargs: dict[str, Any]) -> Listener:
     make = import_object(name, "callbacks") if is_object_path(name) else _BUILT_IN.get(name)
     if make is None:
-        nearest = nearest_name(name, _BUILT_IN)
-        remedy = f"did you mean '{nearest}'?" if nearest else f"known: {', '.join(_BUILT_IN)}, and package.module:Name"
+        remedy = suggest(name, _BUILT_IN, f"known: {', '.join(_BUILT_IN)}, and package.module:Name")
         raise ConfigError(f"callbacks: unknown callback '{name}'; {remedy}")
     if not callable(make):
         raise ConfigError(f"callbacks: {name} is a {type(make).__name__}: give a class or a function")

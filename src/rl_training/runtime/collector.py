@@ -65,7 +65,7 @@ class CollectResult:
 
 
 class Collector(Protocol):
-    """Brings experience from some of the envs of a run, which may live elsewhere.
+    """Collects experience from some of the envs of a run, which may live in other processes.
 
     Its course depends on its state, on the parameters of the policy and on the step alone. So it can be put back to
     the state it had at the start of an iteration, here or elsewhere, and repeats that iteration bit for bit.

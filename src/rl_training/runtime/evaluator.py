@@ -15,8 +15,8 @@ from gymnasium.spaces import Box
 from rl_training.envs.episodes import batch_obs, check_obs, choices_of, reset_place, step_place
 from rl_training.envs.factory import env_factory
 from rl_training.envs.guard import ENV_FAILURES, RESET_PATIENCE, STEP_PATIENCE, EnvCalls
+from rl_training.envs.layers import AnyEnv
 from rl_training.envs.reports import InfoReader, average_numbers
-from rl_training.envs.restore import AnyEnv
 from rl_training.errors import ConfigError, EnvironmentStepError
 from rl_training.experiment.config import MAX_EPISODES, TrainConfig, evaluation_config
 from rl_training.policies.base import Policy

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from rl_training.errors import ConfigError, Problem
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.sources import Layer
-from rl_training.experiment.validation import config_error, nearest_name
+from rl_training.experiment.validation import config_error, nearest_name, suggest
 from rl_training.runtime.algorithm import AlgorithmSpec
 from rl_training.runtime.dqn_trainer import DQN
 from rl_training.runtime.ppo_trainer import PPO
@@ -48,8 +48,7 @@ def get_algorithm_spec(name: str) -> AlgorithmSpec:
     specs = _specs()
     if name in specs:
         return specs[name]
-    nearest = nearest_name(name, specs)
-    hint = f"did you mean '{nearest}'?" if nearest else f"registered: {', '.join(sorted(specs))}"
+    hint = suggest(name, specs, f"registered: {', '.join(sorted(specs))}")
     raise config_error([Problem(("algo",), f"algo={name!r}: unknown algorithm; {hint}")])
 
 

@@ -205,16 +205,11 @@ def save_training_checkpoint(
     trainer_state: dict[str, Any],
     metrics: MetricDict,
     name: str | None = None,
-    segments: SegmentStore | None = None,
-    packages: list[str] | None = None,
-    spaces: dict[str, Any] | None = None,
 ) -> Path:
     """Write `step_<global_step>.pt`, or `name`, into the run's checkpoint directory.
 
-    A `buffer_state` of None, for a learner without a buffer, is loaded as an empty dict. `segments` are the replay
-    segments of the run; without them every stored transition must be in `buffer_state`. `packages` are the compiled
-    packages that the learner uses; none if its updates run eagerly. `spaces` are those of the agent as plain values;
-    without them, loading the agent needs its environment.
+    A `buffer_state` of None, for a learner without a buffer, is loaded as an empty dict. Loading the agent needs its
+    environment, because the checkpoint does not contain the spaces.
     """
     if "global_step" not in trainer_state:
         raise CheckpointError(
@@ -226,21 +221,23 @@ def save_training_checkpoint(
         buffer_state={} if buffer_state is None else buffer_state,
         trainer_state=trainer_state,
         config=serialize_train_config(config),
-        metadata=describe_checkpoint(run_context, config, metrics, packages, spaces),
+        metadata=describe_checkpoint(run_context, config, metrics),
     )
     name = name or f"step_{trainer_state['global_step']}.pt"
-    store = segments or SegmentStore(run_context.replay_dir)
-    return save_run_checkpoint(run_context.checkpoints_dir / name, state, store)
+    return save_run_checkpoint(run_context.checkpoints_dir / name, state, SegmentStore(run_context.replay_dir))
 
 
 def describe_checkpoint(
     run_context: RunContext,
     config: TrainConfig,
     metrics: MetricDict,
-    packages: list[str] | None,
-    spaces: dict[str, Any] | None,
+    packages: list[str] | None = None,
+    spaces: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the metadata of a checkpoint: where, when, with which versions and for which spaces it was made."""
+    """Return the metadata of a checkpoint: where, when, with which versions and for which spaces it was made.
+
+    `packages` are the compiled packages that the learner uses; none if its updates run eagerly.
+    """
     described = {"spaces": spaces} if spaces else {}
     return described | {
         "run_id": run_context.run_id,

@@ -18,6 +18,7 @@ from rl_training.experiment.checkpointing import (
     CheckpointState,
     prune_checkpoints,
     save_checkpoint,
+    save_run_checkpoint,
     step_checkpoints,
 )
 from rl_training.experiment.config import TrainConfig, plain_config
@@ -30,7 +31,7 @@ from rl_training.runtime.collector import Collector, CollectResult, Episode, Tra
 from rl_training.runtime.evaluator import Evaluator
 from rl_training.runtime.exactness import EAGER_NOW, packages_in_use
 from rl_training.runtime.live import RunAccess
-from rl_training.runtime.run_utils import TrainingRun, describe_checkpoint, save_training_checkpoint
+from rl_training.runtime.run_utils import TrainingRun, describe_checkpoint
 from rl_training.runtime.saved import SavedProgress
 from rl_training.runtime.trainer import Status, TrainerState, TrainResult
 from rl_training.runtime.types import MetricDict
@@ -295,7 +296,7 @@ class TrainingSession:
             self.callbacks.on_eval_end(self.state, metrics)
         finally:
             if is_best:  # after the event, which a run that is resumed from this checkpoint does not repeat
-                self._write_checkpoint(name=BEST_NAME)
+                self._write_checkpoint(BEST_NAME)
             self._note_progress()
 
     def _note_best(self, metrics: MetricDict) -> bool:
@@ -322,39 +323,29 @@ class TrainingSession:
         if self._saved_at_step == self.state.global_step:
             return
         with announced("writing a checkpoint"):
-            self._checkpoint_path = self._write_checkpoint(name=None)
+            self._checkpoint_path = self._write_checkpoint(f"step_{self.state.global_step}.pt")
         self._saved_at_step, self._saved_at_time = self.state.global_step, time.monotonic()
         prune_checkpoints(self._checkpoint_path.parent, self.config.keep_checkpoints)
         self._note_progress()
         self.parts.collector.begin_samples()
 
-    def _write_checkpoint(self, name: str | None) -> Path:
+    def _write_checkpoint(self, name: str) -> Path:
+        path, segments = self._run.run_context.checkpoints_dir / name, self._run.segments
         self.saving = True
         try:
-            return save_training_checkpoint(
-                run_context=self._run.run_context,
-                config=self.config,
-                algorithm_state=self.parts.learner.state_dict(),
-                buffer_state=self.parts.buffer.state_dict(since=self._run.segments.saved_until),
-                trainer_state=self._progress().state_dict(),
-                metrics=self.final_metrics(),
-                name=name,
-                segments=self._run.segments,
-                packages=packages_in_use(self.parts.learner),
-                spaces=self.parts.spaces,
-            )
+            return save_run_checkpoint(path, self._checkpoint(since=segments.saved_until), segments)
         except CheckpointError as error:
             self._failed_save = error
             raise
         finally:
             self.saving = False
 
-    def _checkpoint(self) -> CheckpointState:
-        """Return the whole state of the run for a file of its own."""
+    def _checkpoint(self, since: int = 0) -> CheckpointState:
+        """Return the state of the run; of its experience, only transitions from number `since` on."""
         context, packages = self._run.run_context, packages_in_use(self.parts.learner)
         return CheckpointState(
             algorithm_state=self.parts.learner.state_dict(),
-            buffer_state=self.parts.buffer.state_dict(),
+            buffer_state=self.parts.buffer.state_dict(since),
             trainer_state=self._progress().state_dict(),
             config=plain_config(self.config),
             metadata=describe_checkpoint(context, self.config, self.final_metrics(), packages, self.parts.spaces),

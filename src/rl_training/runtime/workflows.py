@@ -16,7 +16,6 @@ from rl_training.errors import (
     ConfigError,
     EnvironmentStepError,
     NonFiniteUpdateError,
-    RunDirectoryError,
 )
 from rl_training.experiment.checkpointing import (
     CheckpointState,
@@ -35,6 +34,7 @@ from rl_training.experiment.runs import (
     RunContext,
     context_of,
     read_digests,
+    read_intact_metadata,
     read_metadata,
     repair_metadata,
 )
@@ -131,7 +131,7 @@ class Continuation:
         if done is None:
             return config, state
         same_budget = config.total_timesteps in (done, checkpoint_config(state).total_timesteps)
-        if not same_budget or _status(context) != "completed":
+        if not same_budget or read_intact_metadata(context).get("status") != "completed":
             raise _budget_error(config, done)
         return Finished(TrainResult(self.run_dir, opened.path, _final_metrics(context, done)))
 
@@ -288,24 +288,14 @@ def _with_due_evaluation(state: CheckpointState, context: RunContext) -> Checkpo
     """Mark the final evaluation as due if the run was killed between its last checkpoint and its end."""
     progress = state.trainer_state
     used_up = progress.get("iterated_at", 0) >= state.config.get("total_timesteps", 0)
-    if not used_up or progress.get("due") or _status(context) == "completed":
+    if not used_up or progress.get("due") or read_intact_metadata(context).get("status") == "completed":
         return state
     return replace(state, trainer_state={**progress, "due": ["evaluate"]})
 
 
-def _status(context: RunContext) -> object:
-    try:
-        return read_metadata(context).get("status")
-    except RunDirectoryError:  # damaged
-        return None
-
-
 def _failed_episode(context: RunContext) -> FailedEpisode | None:
     """Return the episode in which an env ended the run; none if the run did not end that way."""
-    try:
-        return FailedEpisode.find(str(read_metadata(context).get("error")))
-    except RunDirectoryError:  # damaged
-        return None
+    return FailedEpisode.find(str(read_intact_metadata(context).get("error")))
 
 
 def _warn_if_edited(context: RunContext, state: CheckpointState) -> None:
@@ -387,8 +377,8 @@ def _config_after(context: RunContext, step: int, state: CheckpointState) -> dic
 def _resume_steps(context: RunContext) -> list[int]:
     """Return the env steps from which the run was resumed; empty if its metadata is damaged."""
     try:
-        return [note["step"] for note in read_metadata(context).get("resumed", [])]
-    except (RunDirectoryError, LookupError, TypeError):
+        return [note["step"] for note in read_intact_metadata(context).get("resumed", [])]
+    except (LookupError, TypeError):
         return []
 
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from rl_training.envs.checks.findings import Finding, Subject, random_actions
 from rl_training.envs.checks.recording import obs_fault, reward_fault
-from rl_training.envs.restore import AnyEnv
+from rl_training.envs.layers import AnyEnv
 from rl_training.errors import describe_error
 
 _MAX_ACTIONS = 200  # tried from a Discrete space; a Box gets two per dimension, up to this number

@@ -5,7 +5,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rl_training.envs.checks import bounds, contract, processes, repeats, values
+from rl_training.envs.checks import bounds, contract, repeats, values
 from rl_training.envs.checks.findings import Check, Finding, Subject, run_check
 from rl_training.envs.checks.recording import Recording, record
 
@@ -82,7 +82,7 @@ def _check_behaviour(subject: Subject, *, trainable: bool) -> list[Finding]:
             run_check("copies", repeats.check_copies, subject),
             run_check("seeds", repeats.check_seeds_differ, subject),
         ]
-    findings.append(run_check("process", processes.check_process, subject))
+    findings.append(run_check("process", repeats.check_process, subject))
     if trainable:
         findings.append(run_check("exact resume", repeats.check_resume, subject))
     return findings

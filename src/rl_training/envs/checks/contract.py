@@ -13,7 +13,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from rl_training.envs.checks.findings import Finding, Subject, random_actions
 from rl_training.envs.checks.recording import obs_fault
-from rl_training.envs.restore import AnyEnv
+from rl_training.envs.layers import AnyEnv
 from rl_training.errors import EnvironmentSetupError, describe_error
 from rl_training.packing import LEAF_SPACES, PackedObservations, describe_actions, describe_observations, nested_spaces
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from gymnasium import spaces
 
+from rl_training.envs.layers import AnyEnv
 from rl_training.envs.making import make_raw_env, make_single_env
-from rl_training.envs.restore import AnyEnv
 from rl_training.errors import describe_error
 from rl_training.plugins import Entry
 from rl_training.streams import derive_seed

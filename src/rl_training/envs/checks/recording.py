@@ -13,7 +13,8 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from rl_training.envs.checks.findings import Finding, Status, Subject, random_actions
-from rl_training.envs.restore import AnyEnv, same_values
+from rl_training.envs.layers import AnyEnv
+from rl_training.envs.restore import same_values
 from rl_training.errors import describe_error
 from rl_training.streams import derive_seed
 

@@ -1,4 +1,7 @@
-"""Check that an environment is a function of its seed and its actions: in repeats, in copies and after a resume."""
+"""Check that an environment is a function of its seed and its actions.
+
+It is played again, in copies, in a separate process and after a resume.
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -11,12 +14,15 @@ from typing import Any
 import numpy as np
 
 from rl_training.envs.checks.findings import Finding, Subject, random_actions
+from rl_training.envs.layers import AnyEnv
 from rl_training.envs.packed import find_mask
 from rl_training.envs.replay_check import find_difference
-from rl_training.envs.restore import AnyEnv, own_state, same_values
+from rl_training.envs.restore import own_state, same_values
+from rl_training.envs.subprocesses import SubprocessError, call_in_process
 from rl_training.streams import derive_seed
 
 _OTHER_EPISODES = 3
+_PROCESS_STEPS = 20
 _SEEDS = 5
 _DRAW_FROM_SEED = "use only self.np_random for random numbers, after super().reset(seed=seed)"
 
@@ -76,6 +82,11 @@ def _actions(subject: Subject, env: AnyEnv, purpose: str = "playing") -> list[An
     return list(islice(random_actions(env.action_space, subject.seed, purpose), subject.short_steps))
 
 
+def _play_for_process(subject: Subject) -> list[EnvOutput]:
+    with closing(subject.make()) as env:
+        return list(play(env, _actions(subject, env, "process")[:_PROCESS_STEPS], subject.seed))
+
+
 def _play_fresh_env(subject: Subject, seed: int) -> list[EnvOutput]:
     with closing(subject.make()) as env:
         return list(play(env, _actions(subject, env), seed))
@@ -123,6 +134,19 @@ def _play_forever(env: AnyEnv, actions: list[Any], seed: int) -> Iterator[EnvOut
     while True:
         seed += 1
         yield from play(env, actions, seed)
+
+
+def check_process(subject: Subject, timeout: float = 30.0) -> Finding:
+    """Check that an env can be made, played and closed in another process, and behaves there as it does here."""
+    remedy = "use vectorization: sync"
+    try:
+        outputs = call_in_process(partial(_play_for_process, subject), timeout)
+    except SubprocessError as error:
+        return Finding("process", "warning", str(error), remedy)
+    mismatch = find_mismatch(_play_for_process(subject), outputs)
+    if mismatch:
+        return Finding("process", "warning", f"in a separate process, {mismatch}", remedy)
+    return Finding("process", "ok", "starts, plays and closes in a separate process")
 
 
 def check_seeds_differ(subject: Subject) -> Finding:

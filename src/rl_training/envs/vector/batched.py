@@ -36,7 +36,7 @@ class BatchedVectorEnv:
         return self.tracker.reset(self._reset_envs, seed, options)
 
     def _reset_envs(self, mask: BoolArray, seeds: list[int | None], options: dict[str, Any] | None) -> ResetResult:
-        calls = self._calls
+        calls = self._calls  # written out instead of `calls.slow`: with many envs, every second step resets one
         before, calls.patience, calls.index = calls.patience, RESET_PATIENCE, int(mask.argmax())
         calls.begin(lambda index: self.tracker.locate_reset(index, seeds[index]))
         try:
@@ -71,11 +71,11 @@ class BatchedVectorEnv:
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what brings every env back to where it is."""
+        """Return what is needed to restore every env to its current state."""
         return self.tracker.state_dict()
 
     def restore(self, state: dict[str, Any], last_obs: Any) -> Restoration:
-        """Bring every env back to where `state` was taken, when it showed `last_obs` [env, ...]."""
+        """Restore every env to `state`, in which it showed `last_obs` [env, ...]."""
         self.tracker.load_state_dict(state)
         running = {index: self.tracker.running(index) for index in np.flatnonzero(~self.tracker.ended).tolist()}
         reasons = {index: why_not_restorable(episode) for index, episode in running.items()}
@@ -146,7 +146,7 @@ class BatchedVectorEnv:
         return self._env.reset(seed=chosen, options={"reset_mask": mask})[0]
 
     def close(self) -> None:
-        """Release what the envs hold."""
+        """Close the envs."""
         self._env.close()
 
 
@@ -164,25 +164,20 @@ def _actions_at(remaining: int, episodes: Mapping[int, RunningEpisode], num_envs
 class SingleOfBatch(Env[Any, Any]):
     """One env of a batched kind, as a single env."""
 
-    def __init__(self, env: BatchedEnv, max_episode_steps: int | None = None) -> None:
+    def __init__(self, env: BatchedEnv) -> None:
         self.env = env
-        self._max_episode_steps = max_episode_steps
-        self._num_steps = 0
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Begin an episode."""
-        self._num_steps = 0
         obs, _ = self.env.reset(seed=[seed], options={**(options or {}), "reset_mask": np.ones(1, np.bool_)})
         return obs[0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Take one step."""
-        self._num_steps += 1
         obs, rewards, terminated, truncated, _ = self.env.step(np.array([action]))
-        cut = self._max_episode_steps is not None and self._num_steps >= self._max_episode_steps
-        return obs[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]) or cut, {}
+        return obs[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def close(self) -> None:
-        """Release what the env holds."""
+        """Close the env."""
         self.env.close()

@@ -1,7 +1,7 @@
-"""Gymnasium's CartPole for all envs at once in NumPy, a hundred of which cost little more than one.
+"""Gymnasium's CartPole in NumPy, which steps all envs at once: a hundred envs cost little more than one.
 
-Gymnasium's own starts episodes by itself and draws all of them from one generator. Here every episode starts with its
-own seed, as in the other vector envs, so the trajectories are the same to the last bit.
+Gymnasium's version starts episodes by itself and draws all of them from one generator. Here every episode starts with
+its own seed, as in the other vector envs, so the trajectories are the same to the last bit.
 """
 
 from typing import Any
@@ -66,5 +66,5 @@ class SeededCartPole:
         return result
 
     def close(self) -> None:
-        """Release what the envs hold."""
+        """Close the envs."""
         self.env.close()

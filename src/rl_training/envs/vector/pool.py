@@ -6,7 +6,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
@@ -18,10 +17,10 @@ from rl_training.envs.vector.serving import (
     Command,
     Countdown,
     EnvServer,
-    Failure,
     Server,
     SharedArrays,
     SharedMemory,
+    WorkerFailure,
     pack,
     receive,
     serve,
@@ -34,18 +33,6 @@ from rl_training.signals import STOP_SIGNALS
 _POLL_SECONDS = 0.01  # an answer that arrives sooner needs only one plain read
 _KILL_SECONDS = 2.0  # for the system to end a killed process
 _CLOSE_SECONDS = 2.0  # for the envs to close by themselves
-
-
-@dataclass(frozen=True)
-class WorkerFailure:
-    """The reason why a worker did not execute its command, and the index of the env it was working on."""
-
-    index: int
-    cause: str
-    trace: str = ""
-    """The traceback in the worker, if its env raised an exception."""
-    permanent: bool = False
-    """Whether a restart of the worker would not help."""
 
 
 Failures = dict[int, WorkerFailure]
@@ -192,8 +179,8 @@ class WorkerPool:
         except (EOFError, OSError):
             failures[number] = self._disconnected(number)
         else:
-            if isinstance(answer, Failure):
-                failures[number] = WorkerFailure(answer.index, answer.text, answer.trace, answer.permanent)
+            if isinstance(answer, WorkerFailure):
+                failures[number] = answer
             else:
                 answers |= answer
         return True

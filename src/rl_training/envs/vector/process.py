@@ -20,9 +20,15 @@ from rl_training.envs.changes import Answer, repeat_changes
 from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds, StepResult
 from rl_training.envs.guard import REPLAYED_STEP_PATIENCE, RESET_PATIENCE, EnvCalls
 from rl_training.envs.restore import restore_env, restore_or_raise
-from rl_training.envs.vector.pool import Failures, WorkerFailure, WorkerPool
+from rl_training.envs.vector.pool import Failures, WorkerPool
 from rl_training.envs.vector.protocol import EnvFactory, Restoration
-from rl_training.envs.vector.serving import Command, RestoreFunction, SharedArrays, make_shared_memory
+from rl_training.envs.vector.serving import (
+    Command,
+    RestoreFunction,
+    SharedArrays,
+    WorkerFailure,
+    make_shared_memory,
+)
 from rl_training.errors import CheckpointError, EnvironmentSetupError, EnvironmentStepError, TrainingStateError
 
 _MAX_TIMEOUT = 2e6  # seconds; the system call takes milliseconds in 32 bits

@@ -9,14 +9,14 @@ from gymnasium import Space
 from rl_training.envs.changes import Answer
 from rl_training.envs.episodes import EpisodeTracker, ResetResult, Seeds, StepResult
 from rl_training.envs.guard import EnvCalls
-from rl_training.envs.restore import AnyEnv
+from rl_training.envs.layers import AnyEnv
 
 EnvFactory = Callable[[], AnyEnv]
 
 
 @dataclass(frozen=True)
 class Restoration:
-    """What the envs show after a restore; those in `failures` (by index: why) have begun a new episode."""
+    """The observations after a restore. `failures` says, by index, why an env had to begin a new episode."""
 
     obs: Any
     failures: dict[int, str] = field(default_factory=dict)
@@ -44,10 +44,10 @@ class VectorEnv(Protocol):
         """Step all envs; at the end of an episode, the observation is the true last one of that episode."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what brings every env back to where it is."""
+        """Return what is needed to restore every env to its current state."""
 
     def restore(self, state: dict[str, Any], last_obs: Any) -> Restoration:
-        """Bring every env back to where `state` was taken, when it showed `last_obs` [env, ...]."""
+        """Restore every env to `state`, in which it showed `last_obs` [env, ...]."""
 
     def visit(self, function: Callable[[Any], Answer]) -> list[Answer]:
         """Call a function with every env, where the env lives, and return the answers [env].
@@ -56,7 +56,7 @@ class VectorEnv(Protocol):
         """
 
     def close(self) -> None:
-        """Release what the envs hold."""
+        """Close the envs."""
 
 
 class BatchedEnv(Protocol):
@@ -79,4 +79,4 @@ class BatchedEnv(Protocol):
         """Step all envs; return observations, rewards, terminated, truncated (all [env, ...]) and infos."""
 
     def close(self) -> None:
-        """Release what the envs hold."""
+        """Close the envs."""

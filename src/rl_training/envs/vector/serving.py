@@ -24,7 +24,8 @@ from gymnasium import Space
 from gymnasium.vector.utils import create_shared_memory, read_from_shared_memory, write_to_shared_memory
 
 from rl_training.envs.episodes import Array, misfit
-from rl_training.envs.restore import AnyEnv, Restored, capture_state
+from rl_training.envs.layers import AnyEnv
+from rl_training.envs.restore import Restored, capture_state
 from rl_training.envs.samples import RunningEpisode
 from rl_training.envs.vector.protocol import EnvFactory
 from rl_training.errors import ObservationError, describe_error
@@ -44,14 +45,16 @@ CLOSE: Command = ("close", None)
 
 
 @dataclass(frozen=True)
-class Failure:
-    """An exception of an env as text, because not every exception can be sent between processes."""
+class WorkerFailure:
+    """The reason why a worker did not execute its command, as text, because not every exception can be sent."""
 
     index: int
-    text: str
-    trace: str
-    permanent: bool
-    """Whether another attempt would fail in the same way."""
+    """The env that the worker was working on."""
+    cause: str
+    trace: str = ""
+    """The traceback in the worker, if its env raised an exception."""
+    permanent: bool = False
+    """Whether another attempt, in a new worker, would fail in the same way."""
 
 
 class MisfitError(Exception):
@@ -197,14 +200,14 @@ class EnvServer:
         }
 
     def answer(self, command: Command) -> bytes:
-        """Execute a command and return the encoded answer: results by env index, or a `Failure`."""
+        """Execute a command and return the encoded answer: results by env index, or a `WorkerFailure`."""
         name, argument = command
         try:
             return pack(self._commands[name](argument))
         except (MisfitError, ObservationError) as error:
-            return pack(Failure(self._current, str(error), traceback.format_exc(), permanent=True))
+            return pack(WorkerFailure(self._current, str(error), traceback.format_exc(), permanent=True))
         except Exception as error:
-            return pack(Failure(self._current, describe_error(error), traceback.format_exc(), permanent=False))
+            return pack(WorkerFailure(self._current, describe_error(error), traceback.format_exc()))
 
     @property
     def _current(self) -> int:

@@ -1,6 +1,5 @@
 """The protocol of trackers, which receive the metrics of a run in addition to `metrics.jsonl`."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -37,8 +36,3 @@ class Tracker(Protocol):
 
     def close(self, outcome: Outcome) -> None:
         """Write everything that is still pending, and the outcome of the run."""
-
-
-def finite(metrics: Metrics) -> dict[str, int | float | None]:
-    """Replace NaN and infinity by None, for formats that cannot express them."""
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}

@@ -6,8 +6,8 @@ import os
 from typing import TextIO
 
 from rl_training.experiment.files import open_regular, write_text
-from rl_training.experiment.runs import RunContext, read_metrics
-from rl_training.experiment.trackers.base import Metrics, Outcome, TrackedRun, finite
+from rl_training.experiment.runs import RunContext, finite, read_metrics
+from rl_training.experiment.trackers.base import Metrics, Outcome, TrackedRun
 
 CSV_FILE = "metrics.csv"
 

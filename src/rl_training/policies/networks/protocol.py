@@ -1,4 +1,4 @@
-"""What a network is to policies and algorithms: a function of inputs and named parameters, and its derivatives."""
+"""The protocol of networks: functions of inputs and named parameters, with their derivatives."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable

@@ -82,13 +82,13 @@ class NetworkSpec:
             module(torch.zeros(PROBE_ROWS, encoder.size))
         return int(counter.get_total_flops()) // (2 * PROBE_ROWS)  # an addition belongs to every multiplication
 
-    def build(self, encoder: Encoder, head: Head, *, num_actions: int = 0) -> Network:
-        """Build a network for rows of features, followed by `num_actions` columns that the encoder does not see."""
-        fast = self._fast_network(encoder, head, num_actions, stack=None)
-        return fast or self._module_network(head.name, _Recipe(self, encoder, (head,), num_actions))
+    def build(self, encoder: Encoder, head: Head) -> Network:
+        """Build a network for rows of features."""
+        fast = self._fast_network(encoder, head, num_actions=0, stack=None)
+        return fast or self._module_network(head.name, _Recipe(self, encoder, (head,)))
 
-    def build_stack(self, encoder: Encoder, head: Head, count: int, *, num_actions: int = 0) -> Network:
-        """Build `count` networks that see the same inputs, as one."""
+    def build_stack(self, encoder: Encoder, head: Head, count: int, *, num_actions: int) -> Network:
+        """Build `count` networks as one. After the features, they see `num_actions` columns that bypass the encoder."""
         fast = self._fast_network(encoder, head, num_actions, stack=count)
         recipe = _Recipe(self, encoder, (head,), num_actions)
         names = [f"{head.name}.{index}" for index in range(count)]
