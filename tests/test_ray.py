@@ -118,7 +118,9 @@ def test_an_env_that_crashes_or_hangs_once_changes_nothing_but_a_warning(
     make_config: MakeConfig, cluster: Any, tmp_path: Path, fault: str
 ) -> None:
     values = {"num_envs": 2, "step_timeout": 0.5}
-    with pytest.warns(UserWarning, match="collector . .envs .* failed: (its worker process has died|no step within 12"):
+    with pytest.warns(
+        UserWarning, match="collector . .envs .* failed: (its worker process has died|no step within 12)"
+    ):
         run_dir = train(on_cluster(faulty(make_config, tmp_path, fault, **values), cluster))
     undisturbed = on_cluster(faulty(make_config, tmp_path, fault, **values), cluster)
     (tmp_path / "armed").unlink()
