@@ -14,7 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,19 +34,19 @@ _ROLLOUT = {"num_steps": 32, "minibatch_size": 64, "update_epochs": 2, "hidden_s
 _REPLAY = {"buffer_capacity": 2_000, "learning_starts": 240, "batch_size": 32, "hidden_sizes": [32]}
 _OFTEN = {"train_frequency": 60, "normalize_obs": True}
 SCENARIOS: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "HalfCheetah-v5": ("ppo", 6_144, {**_ROLLOUT, "normalize_obs": True, "normalize_rewards": True}),
-    "chaos_envs:PanelWalk-v0": ("ppo", 6_144, _ROLLOUT),
-    "chaos_envs:HiddenWalk-v0": ("dqn", 3_000, {**_REPLAY, **_OFTEN, "prioritized": True, "n_step": 3}),
-    "Pendulum-v1": ("sac", 3_000, {**_REPLAY, **_OFTEN}),
+    "HalfCheetah-v5": ("ppo", 3_840, {**_ROLLOUT, "normalize_obs": True, "normalize_rewards": True}),
+    "chaos_envs:PanelWalk-v0": ("ppo", 3_840, _ROLLOUT),
+    "chaos_envs:HiddenWalk-v0": ("dqn", 2_400, {**_REPLAY, **_OFTEN, "prioritized": True, "n_step": 3}),
+    "Pendulum-v1": ("sac", 2_400, {**_REPLAY, **_OFTEN}),
 }
 """The algorithm, the env steps and the parameters, by env."""
 _NODE_SHARE = 0.3  # of the kills
 _LONGEST_DELAY = 0.5  # seconds from the end of a collection to a kill
 _LAST_KILL = 0.9  # of the budget, so that the last kill comes before the end of the run
 _STORE_BYTES = 100 * 2**20
-_SYSTEM = {  # notice a lost node within two seconds, and do not let other programs hold up the collectors
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 500,
+_SYSTEM = {  # notice a lost node within some seconds, and do not let other programs hold up the collectors
+    "health_check_period_ms": 1_000,
+    "health_check_timeout_ms": 3_000,
     "health_check_failure_threshold": 3,
     "worker_niceness": 0,
 }
@@ -61,21 +61,27 @@ class Cluster:
         head = {"include_dashboard": False, "_system_config": _SYSTEM, **self._node(3 if num_nodes == 1 else 1)}
         self._cluster = RayCluster(initialize_head=True, head_node_args=head)
         self.address: str = self._cluster.address
-        for _ in range(num_nodes - 1):
-            self.add_node()
+        self._num_nodes = num_nodes
+        self.replace_nodes()
 
     def _node(self, num_cpus: int) -> dict[str, Any]:
         return {"num_cpus": num_cpus, "object_store_memory": _STORE_BYTES}
 
-    def add_node(self) -> None:
-        """Start a node, which has room for two collectors."""
-        self._cluster.add_node(**self._node(2))
+    def replace_nodes(self) -> None:
+        """Start the nodes that are missing, each of which has room for two collectors; only for the main thread."""
+        while self._is_incomplete:
+            self._cluster.add_node(**self._node(2))
+
+    @property
+    def _is_incomplete(self) -> bool:
+        return len(self._cluster.worker_nodes) < self._num_nodes - 1
 
     def kill_node(self, generator: random.Random) -> bool:
-        """Kill a node other than the head, start a new one, and return True."""
+        """Kill a node other than the head; return False if one is missing already, because there must be room."""
+        if self._is_incomplete:
+            return False
         nodes = sorted(self._cluster.worker_nodes, key=lambda node: str(node.unique_id))
         self._cluster.remove_node(generator.choice(nodes), allow_graceful=False)
-        self.add_node()
         return True
 
     def kill_collector(self, generator: random.Random) -> bool:
@@ -98,26 +104,30 @@ class Killer(Callback):
         self._cluster, self._generator = cluster, generator
         self._steps = sorted(generator.uniform(0.0, _LAST_KILL * budget) for _ in range(kills))
         self._thread = ThreadPoolExecutor(1)
+        self._kills: list[Future[None]] = []
         self.collectors = self.nodes = 0
 
     def on_collect_end(self, trainer: TrainerState, result: CollectResult) -> None:
-        """Let a thread carry out the kills that are due, so that they hit any part of the next iterations."""
+        """Replace killed nodes, and let a thread carry out the kills that are due, in any part of an iteration."""
         del result
+        self._cluster.replace_nodes()
         while self._steps and self._steps[0] <= trainer.global_step:
             self._steps.pop(0)
-            self._thread.submit(self._kill)
+            self._kills.append(self._thread.submit(self._kill))
 
     def _kill(self) -> None:
         generator = self._generator
         time.sleep(generator.uniform(0.0, _LONGEST_DELAY))
-        if generator.random() < _NODE_SHARE:
-            self.nodes += self._cluster.kill_node(generator)
+        if generator.random() < _NODE_SHARE and self._cluster.kill_node(generator):
+            self.nodes += 1
         else:
             self.collectors += self._cluster.kill_collector(generator)
 
     def close(self) -> None:
         """Wait for the kills that are under way."""
         self._thread.shutdown()
+        for kill in self._kills:
+            kill.result()
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from rl_training.runtime.shares import Order, RemoteGroup, Share, Weights
 
 _OBJECT_STORE_BYTES = 512 * 2**20  # of a local Ray, which would take a third of the memory by itself
 _CONNECT_SECONDS = 5.0
+_READ_BYTES = 4_096
 _PROGRESS = "progress"
 _HEAD_SECONDS = 20.0  # without the head of the cluster before the run ends
 _HEAD_CHECK_SECONDS = 1.0  # between two checks
@@ -106,6 +107,45 @@ def _keeping_signal_handler() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+class _Port:
+    """A port on this machine, which is watched through an open connection: one per look would use up the ports."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+        self._connection: socket.socket | None = None
+
+    def is_closed(self) -> bool:
+        """Return whether nobody listens at the port any more."""
+        if self._connection is not None and _is_open(self._connection):
+            return False
+        self.release()
+        try:
+            self._connection = socket.create_connection(self._address, _CONNECT_SECONDS)
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # the machine is busy
+            return False
+        self._connection.setblocking(False)
+        return False
+
+    def release(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _is_open(connection: socket.socket) -> bool:
+    try:
+        while connection.recv(_READ_BYTES):  # what a server says first
+            pass
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 class _Connection:
     """The connection to a cluster. It notices a loss before Ray does, which would end this process at once.
 
@@ -115,19 +155,23 @@ class _Connection:
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
-        self._node: tuple[str, int] | None = None
+        self._node: _Port | None = None
         self._head: tuple[str, int] | None = None
         self._checked_at = time.monotonic()
         self._lost_at: float | None = None  # when the head did not answer for the first time in a row
-        if not ray.util.client.ray.is_connected():
-            context = ray.get_runtime_context()
-            node = next(each for each in ray.nodes() if each["NodeID"] == context.get_node_id())
+
+    def open(self) -> None:
+        """Find the ports to watch."""
+        if not self._ray.util.client.ray.is_connected():
+            context = self._ray.get_runtime_context()
+            node = next(each for each in self._ray.nodes() if each["NodeID"] == context.get_node_id())
             host, _, port = context.gcs_address.rpartition(":")
-            self._node, self._head = (node["NodeManagerAddress"], node["NodeManagerPort"]), (host, int(port))
+            self._node = _Port((node["NodeManagerAddress"], node["NodeManagerPort"]))
+            self._head = (host, int(port))
 
     def check(self) -> None:
         """Raise `ClusterError` if the cluster is lost."""
-        if self._node is not None and _refuses(self._node):
+        if self._node is not None and self._node.is_closed():
             raise ClusterError("Ray has ended on this machine: start it again, and resume the run")
         if time.monotonic() - self._checked_at >= _HEAD_CHECK_SECONDS:
             self.reaches_head()
@@ -149,6 +193,11 @@ class _Connection:
         self._lost_at = None
         return True
 
+    def close(self) -> None:
+        """Stop watching the cluster."""
+        if self._node is not None:
+            self._node.release()
+
     def describe_cpus(self, needed: float) -> str:
         """Compare the CPUs of the cluster with what an actor needs."""
         if not self.reaches_head():
@@ -157,17 +206,6 @@ class _Connection:
             resources.get("CPU", 0.0) for resources in (self._ray.available_resources(), self._ray.cluster_resources())
         )
         return f"it needs {needed:g} CPUs, and {free:g} of the {total:g} CPUs of the cluster are free"
-
-
-def _refuses(address: tuple[str, int]) -> bool:
-    """Return whether nobody listens at an address of this machine."""
-    try:
-        socket.create_connection(address, _CONNECT_SECONDS).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False  # busy
-    return False
 
 
 def _describe_loss(error: Exception) -> str:
@@ -251,9 +289,10 @@ class GroupsOnRay:
         self._weights: Weights | None = None
         self._weights_ref: Any = None
         self._members: list[_Member] = []
+        self._connection = _Connection(self._ray)
         try:
+            self._connection.open()
             self._check_resources(len(groups) * self._cpus)
-            self._connection = _Connection(self._ray)
             self._members += [self._make_member(make_group) for make_group in groups]
         except BaseException:
             self.close()
@@ -331,5 +370,6 @@ class GroupsOnRay:
         with suppress(ConnectionError):  # a Ray client whose cluster is lost
             for member in self._members:
                 self._ray.kill(member.actor)
+        self._connection.close()
         if self._owns_ray:
             self._ray.shutdown()
