@@ -214,11 +214,16 @@ def format_section(outcomes: list[Outcome]) -> str:
     return "\n\n".join((_HEADING, (__doc__ or "").strip(), "\n".join(lines))) + "\n"
 
 
+def replace_section(document: str, section: str) -> str:
+    """Return a document whose last section is the one about clusters."""
+    return f"{document.partition(_HEADING)[0].rstrip()}\n\n{section}"
+
+
 def main() -> int:
     """Run all scenarios, or only those whose env contains a word."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("word", nargs="?", default="", help="run only scenarios whose env contains this word")
-    parser.add_argument("--kills", type=int, default=20, help="kills per scenario")
+    parser.add_argument("--kills", type=int, default=5, help="kills per scenario")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     parser.add_argument("--output", type=Path, help="replace the section about clusters in this Markdown file")
     args = parser.parse_args()
@@ -230,8 +235,7 @@ def main() -> int:
             outcomes.append(run_scenario(env_id, args.kills, generator, Path(directory)))
         print(outcomes[-1].row(), flush=True)
     if args.output:
-        before = args.output.read_text().partition(f"\n{_HEADING}")[0]
-        args.output.write_text(f"{before.rstrip()}\n\n{format_section(outcomes)}")
+        args.output.write_text(replace_section(args.output.read_text(), format_section(outcomes)))
     return 0 if all(all(each.equal) for each in outcomes) else 1
 
 
