@@ -29,10 +29,12 @@ benchmark: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[box2d,mujoco]"
 	$(BIN)/rl-training benchmark $(SUITE) --receipts src/rl_training/receipts --document docs/benchmarks.md
 
-# Kill runs at random moments, resume them, and compare them with uninterrupted runs. Takes about forty minutes.
+# Kill runs, and the collectors and nodes of a Ray cluster, at random moments, and compare the results with those of
+# undisturbed runs. Takes about an hour.
 chaos: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[box2d,mujoco]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[box2d,mujoco,ray]"
 	$(BIN)/python benchmarks/chaos.py --output docs/chaos.md
+	$(BIN)/python benchmarks/chaos_cluster.py --output docs/chaos.md
 
 # Measure training speed next to Stable-Baselines3. Takes about an hour on two cores that are otherwise idle.
 bench: $(READY)

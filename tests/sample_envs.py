@@ -344,13 +344,17 @@ class FaultyEnv(gymnasium.Env[Any, Any]):
     """A random walk with one fault, at step `at` of the `episode`th episode of an env (0 is its reset).
 
     The fault happens once: the first env that comes there removes the file `armed`. Without that file there is none.
+    With `always`, the file stays.
     """
 
     action_space = spaces.Discrete(2)
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
-    def __init__(self, fault: str, armed: str, at: int, episode: int = 1, limit: int = 20) -> None:
+    def __init__(
+        self, fault: str, armed: str, at: int, episode: int = 1, limit: int = 20, always: bool = False
+    ) -> None:
         self.fault, self.armed, self.at, self.episode, self.limit = fault, Path(armed), at, episode, limit
+        self.always = always
         self.episodes = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -368,7 +372,8 @@ class FaultyEnv(gymnasium.Env[Any, Any]):
     def shown(self) -> Any:
         """Return the observation: the walk, a wrong one at the planned step, or none if the fault is in the reward."""
         if (self.steps, self.episodes) == (self.at, self.episode) and self.armed.exists():
-            self.armed.unlink()
+            if not self.always:
+                self.armed.unlink()
             wrong = {
                 "nan": np.array([0.0, np.nan], np.float32),
                 "shape": np.zeros(3, np.float32),
@@ -390,6 +395,8 @@ def misbehave(fault: str) -> None:
         sys.exit(0)
     if fault == "os._exit":
         os._exit(0)
+    if fault == "abort":
+        os.abort()
     if fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     if fault == "fork":
@@ -415,6 +422,8 @@ def hang(fault: str) -> None:
             continue
     while fault == "loop":
         pass
+    if fault == "C code with the GIL":  # no other thread of the process runs either
+        ctypes.PyDLL(None).sleep(600)
     if fault == "C code":  # a mutex that is locked twice; no signal ends that
         mutex, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
         library.pthread_mutex_lock(mutex)

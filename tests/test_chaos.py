@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import chaos_cluster
 import pytest
 from chaos import Outcome, Scenario, all_scenarios, format_table, run_scenario
 
@@ -54,3 +55,14 @@ def test_every_algorithm_is_killed_on_every_kind_of_env() -> None:
     assert sum(not scenario.replays for scenario in scenarios) >= 8
     assert 24 * len(scenarios) >= 1_000
     assert format_table([]).count("\n") == 1
+
+
+def test_the_section_about_clusters_names_every_difference_and_replaces_the_older_one() -> None:
+    same = chaos_cluster.Outcome("HalfCheetah-v5", (True,) * 4, killed_collectors=3, killed_nodes=2)
+    other = chaos_cluster.Outcome("chaos_envs:PanelWalk-v0", (True, True, True, False), 4, 1)
+    section = chaos_cluster.format_section([same, other])
+    assert "7 collectors and 3 nodes were killed. In 1 of 2 scenarios" in section
+    assert "| ppo | PanelWalk-v0 | 3,840 | yes | yes | yes | NO | 4 | 1 |" in section
+    once = chaos_cluster.replace_section("# Killed\n\nRuns.\n", section)
+    assert once.startswith("# Killed\n\nRuns.\n\n## ")
+    assert chaos_cluster.replace_section(once, section) == once

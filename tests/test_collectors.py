@@ -103,7 +103,7 @@ def faulty(make_config: MakeConfig, tmp_path: Path, fault: str, **changes: Any) 
     )
 
 
-@pytest.mark.parametrize("fault", ["raise", "os._exit", "sleep", "C code", "nan"])
+@pytest.mark.parametrize("fault", ["raise", "abort", "os._exit", "sleep", "C code", "C code with the GIL", "nan"])
 def test_a_fault_of_one_env_changes_nothing_but_a_warning(make_config: MakeConfig, tmp_path: Path, fault: str) -> None:
     with pytest.warns(UserWarning, match="collector . .envs .* failed: .*; restarting it"):
         run_dir = train(faulty(make_config, tmp_path, fault, step_timeout=0.5))
@@ -112,13 +112,37 @@ def test_a_fault_of_one_env_changes_nothing_but_a_warning(make_config: MakeConfi
     assert outcome(run_dir) == outcome(train(undisturbed))
 
 
-def test_an_env_that_always_fails_ends_the_run_with_its_own_error(make_config: MakeConfig, tmp_path: Path) -> None:
-    config = faulty(make_config, tmp_path, "raise", env_restarts=0)
-    with pytest.raises(
-        EnvironmentStepError, match=r"env \d, episode 1 .seed \d+., step 5 .*lost its simulator"
-    ) as raised:
+def always_faulty(make_config: MakeConfig, tmp_path: Path, fault: str, **changes: Any) -> TrainConfig:
+    """A run whose env misbehaves at the fifth step of its second episode as long as the file `armed` is there."""
+    config = faulty(make_config, tmp_path, fault, **changes)
+    return config.model_copy(update={"env_kwargs": {**config.env_kwargs, "always": True}})
+
+
+def test_an_exception_that_comes_again_ends_the_run_with_its_traceback(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = always_faulty(make_config, tmp_path, "raise", env_restarts=3)
+    with (
+        pytest.warns(UserWarning, match="restarting it") as warned,
+        pytest.raises(
+            EnvironmentStepError, match=r"^env \d, episode 1 .seed \d+., step 5 .*lost its simulator \(tried 2 times\)"
+        ) as raised,
+    ):
         get_algorithm_spec("ppo").train_fn(config)
     assert "misbehave" in str(raised.value.__cause__)  # the traceback of the other process
+    assert all("1 of at most 3 times" in str(each.message) for each in warned)
+
+
+def test_an_env_that_always_crashes_its_process_is_named_and_the_run_can_be_resumed(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = always_faulty(make_config, tmp_path, "abort", env_restarts=1)
+    text = r"^collector \d \(envs \d to \d\) failed: it was killed by SIGABRT \(tried 2 times\)$"
+    with pytest.warns(UserWarning, match="restarting it"), pytest.raises(EnvironmentStepError, match=text):
+        get_algorithm_spec("ppo").train_fn(config)
+    (run_dir,) = config.output_dir.iterdir()
+    assert read_metadata(context_of(run_dir))["status"] == "failed"
+    (tmp_path / "armed").unlink()
+    resume_training(run_dir)
+    assert outcome(run_dir) == outcome(train(config))
 
 
 def test_callbacks_change_the_envs_of_every_group_and_a_lost_group_gets_the_changes_again(

@@ -1,70 +1,221 @@
-"""Collectors on a Ray cluster of three nodes on this machine: equal weights, also when actors and nodes are lost."""
+"""Collectors on a Ray cluster of three nodes on this machine: equal weights, whatever is lost on the way."""
 
 import builtins
-from collections.abc import Iterator
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import yaml
 from chaos import result_of as outcome
-from conftest import MakeConfig
-from test_collectors import grouped
+from chaos import start_process, wait_until_training
+from conftest import MakeConfig, wait_until
+from test_collectors import always_faulty, faulty, grouped
 from test_exact_resume import SignalAt, train
 
-from rl_training.errors import ConfigError, EnvironmentStepError
+from rl_training.errors import ClusterError, ConfigError, EnvironmentStepError
+from rl_training.experiment.config import TrainConfig, plain_config
+from rl_training.experiment.runs import context_of, read_metadata
+from rl_training.experiment.sources import Layer
+from rl_training.runtime import ray_places
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.ray_places import import_ray
 from rl_training.runtime.trainer import TrainerState
-from rl_training.runtime.workflows import resume_training
+from rl_training.runtime.workflows import prepare_resume, resume_training
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]  # Ray's own warnings are not ours
 
-_HEALTH = {"health_check_period_ms": 500, "health_check_timeout_ms": 500, "health_check_failure_threshold": 3}
+_MEMORY = 100 * 2**20
+_SYSTEM = {
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 500,
+    "health_check_failure_threshold": 3,
+    "worker_niceness": 0,  # with the default of 15, actors hardly start on a busy machine
+}
+
+
+def start_cluster(num_cpus: int) -> Any:
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": num_cpus, "object_store_memory": _MEMORY, "include_dashboard": False, "_system_config": _SYSTEM}
+    return Cluster(initialize_head=True, head_node_args=head)
+
+
+def add_node(cluster: Any) -> Any:
+    return cluster.add_node(num_cpus=3, object_store_memory=_MEMORY)
+
+
+def actors() -> list[psutil.Process]:
+    """The actors of the clusters that this process has started."""
+    found = psutil.Process().children(recursive=True)
+    return [each for each in found if each.is_running() and each.name().startswith("ray::GroupActor")]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    from ray.cluster_utils import Cluster
-
-    memory = 100 * 2**20
-    head = {"num_cpus": 1, "object_store_memory": memory, "include_dashboard": False, "_system_config": _HEALTH}
-    made = Cluster(initialize_head=True, head_node_args=head)
+    made = start_cluster(num_cpus=1)
     for _ in range(2):
-        made.add_node(num_cpus=3, object_store_memory=memory)
+        add_node(made)
     yield made
     made.shutdown()
-    assert not [each for each in psutil.Process().children(recursive=True) if "ray" in " ".join(each.cmdline()[:1])]
+    left = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
+    assert not [command for command in left if "/ray/" in command or "ray::" in command]
 
 
 def on_ray(make_config: MakeConfig, cluster: Any, algo: str, **changes: Any) -> Any:
     return grouped(make_config, algo, collect_on="ray", ray_address=cluster.address, **changes)
 
 
-class KillActors(Callback):
-    """Kills an actor's process after each of the first collections, and then a whole node."""
+class AfterCollections(Callback):
+    """Calls one function after each of the first collections."""
 
-    def __init__(self, cluster: Any) -> None:
-        self.cluster, self.killed = cluster, 0
+    def __init__(self, *functions: Callable[[], Any]) -> None:
+        self.functions = list(functions)
 
     def on_collect_end(self, trainer: TrainerState, result: Any) -> None:
-        self.killed += 1
-        if self.killed == 3:
-            self.cluster.remove_node(sorted(self.cluster.worker_nodes, key=id)[0], allow_graceful=False)
-        elif self.killed < 3:
-            actors = [each for each in psutil.process_iter() if each.name().startswith("ray::GroupActor")]
-            actors[self.killed % len(actors)].kill()
+        if self.functions:
+            self.functions.pop(0)()
 
 
-def test_weights_are_those_of_a_run_here_also_when_actors_and_a_node_are_killed(
+def remove_nodes(cluster: Any, nodes: list[Any]) -> None:
+    for node in nodes:
+        cluster.remove_node(node, allow_graceful=False)
+
+
+def test_weights_are_those_of_a_run_here_also_when_actors_and_nodes_are_killed_and_a_node_joins(
     make_config: MakeConfig, cluster: Any
 ) -> None:
     here = outcome(train(grouped(make_config, "dqn")))
-    killer = KillActors(cluster)
-    with pytest.warns(UserWarning, match="collector . .envs .* failed: .*; restarting it"):
-        assert outcome(train(on_ray(make_config, cluster, "dqn"), killer)) == here
-    assert killer.killed >= 4
-    cluster.add_node(num_cpus=3, object_store_memory=100 * 2**20)
+    old = list(cluster.worker_nodes)
+    disturb = AfterCollections(
+        lambda: actors()[0].kill(),
+        lambda: add_node(cluster),
+        lambda: remove_nodes(cluster, old),  # then two of the three groups have room on the new node only
+        lambda: actors()[-1].kill(),
+    )
+    with pytest.warns(UserWarning, match="collector . .envs .* failed: its (worker process|node) has died; restarting"):
+        assert outcome(train(on_ray(make_config, cluster, "dqn"), disturb)) == here
+    assert not disturb.functions
+    add_node(cluster)
+
+
+def on_cluster(config: TrainConfig, cluster: Any) -> TrainConfig:
+    module = {"env_id": f"sample_envs:{config.env_id}"}  # which registers the env in the actors
+    return config.model_copy(update={**module, "collect_on": "ray", "ray_address": cluster.address})
+
+
+def resume_here(run_dir: Path) -> None:
+    prepare_resume(run_dir, [Layer("test", {"collect_on": "here"})]).train()
+
+
+@pytest.mark.parametrize("fault", ["abort", "sleep", "C code with the GIL"])
+def test_an_env_that_crashes_or_hangs_once_changes_nothing_but_a_warning(
+    make_config: MakeConfig, cluster: Any, tmp_path: Path, fault: str
+) -> None:
+    values = {"num_envs": 2, "step_timeout": 0.5}
+    with pytest.warns(
+        UserWarning, match="collector . .envs .* failed: (its worker process has died|no step within 12)"
+    ):
+        run_dir = train(on_cluster(faulty(make_config, tmp_path, fault, **values), cluster))
+    undisturbed = on_cluster(faulty(make_config, tmp_path, fault, **values), cluster)
+    (tmp_path / "armed").unlink()
+    assert outcome(run_dir) == outcome(train(undisturbed.model_copy(update={"collect_on": "here"})))
+
+
+def test_an_env_that_always_crashes_is_named_and_the_run_can_be_resumed(
+    make_config: MakeConfig, cluster: Any, tmp_path: Path
+) -> None:
+    config = on_cluster(always_faulty(make_config, tmp_path, "abort", num_envs=2, env_restarts=1), cluster)
+    text = r"^collector \d \(envs \d to \d\) failed: its worker process has died \(tried 2 times\)$"
+    with pytest.warns(UserWarning, match="restarting it"), pytest.raises(EnvironmentStepError, match=text):
+        train(config)
+    (run_dir,) = config.output_dir.iterdir()
+    assert read_metadata(context_of(run_dir))["status"] == "failed"
+    (tmp_path / "armed").unlink()
+    resume_here(run_dir)
+    assert outcome(run_dir) == outcome(train(config.model_copy(update={"collect_on": "here"})))
+
+
+def test_a_driver_that_is_interrupted_or_killed_leaves_no_actor_and_is_resumed_exactly(
+    make_config: MakeConfig, cluster: Any, tmp_path: Path
+) -> None:
+    values = {"env_id": "sample_envs:SlowEnv", "env_kwargs": {"seconds": 0.002}, "num_envs": 2, "collectors": 2}
+    values["eval_episodes"] = 0  # its episodes never end
+    config = make_config(**values, collect_on="ray", ray_address=cluster.address, total_timesteps=480)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(plain_config(config)))
+    command = [sys.executable, "-m", "rl_training", "train", "--config", str(path), "--trust"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place for place in sys.path if place)}
+    driver = subprocess.Popen(command, env=environment)
+    wait_until(lambda: list(config.output_dir.glob("*/metrics.jsonl")) and actors())
+    driver.send_signal(signal.SIGINT)
+    assert driver.wait() == 128 + signal.SIGINT
+    wait_until(lambda: not actors())
+    (run_dir,) = config.output_dir.iterdir()
+    process = start_process(config, run_dir.name.rpartition("__")[2])
+    wait_until_training(process, run_dir)
+    wait_until(actors)
+    process.kill()
+    process.join()
+    wait_until(lambda: not actors())
+    resume_here(run_dir)
+    assert outcome(run_dir) == outcome(train(config.model_copy(update={"collect_on": "here"})))
+
+
+def test_a_cluster_that_lost_its_cpus_is_waited_for_and_then_ends_the_run_with_a_checkpoint(
+    make_config: MakeConfig, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_nodes() -> None:
+        monkeypatch.setattr(ray_places, "_START_SECONDS", 4.0)
+        monkeypatch.setattr(ray_places, "_START_NOTICE_SECONDS", 1.0)
+        remove_nodes(cluster, list(cluster.worker_nodes))
+
+    text = r"collector \d has not started on the Ray cluster: it needs 1 CPUs, and [01] of the 1 CPUs .* are free; "
+    config = on_ray(make_config, cluster, "dqn")
+    with (
+        pytest.warns(UserWarning, match=f"{text}waiting for at most 4 s"),
+        pytest.raises(ClusterError, match=f"^{text}free CPUs or add nodes, and resume the run$"),
+    ):
+        train(config, AfterCollections(lose_nodes))
+    monkeypatch.undo()
+    for _ in range(2):
+        add_node(cluster)
+    (run_dir,) = config.output_dir.iterdir()
+    resume_training(run_dir)
+    assert outcome(run_dir) == outcome(train(grouped(make_config, "dqn")))
+
+
+@pytest.mark.parametrize(
+    ("process", "text"),
+    [("gcs_server", "the head of the Ray cluster has not answered"), ("raylet", "Ray has ended on this machine")],
+)
+def test_a_run_that_loses_the_head_is_saved_and_resumed_exactly(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, process: str, text: str
+) -> None:
+    for name in ("_HEAD_SECONDS", "_HEAD_CHECK_SECONDS"):
+        monkeypatch.setattr(ray_places, name, 0.0)
+    cluster = start_cluster(num_cpus=3)
+    (lost,) = cluster.head_node.all_processes[process]
+    config = on_ray(make_config, cluster, "sac")
+
+    def kill() -> None:
+        lost.process.kill()
+        lost.process.wait()
+
+    try:
+        with pytest.raises(ClusterError, match=text):
+            train(config, AfterCollections(kill))
+    finally:
+        cluster.shutdown()
+    (run_dir,) = config.output_dir.iterdir()
+    resume_here(run_dir)
+    assert outcome(run_dir) == outcome(train(grouped(make_config, "sac")))
 
 
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
@@ -77,17 +228,19 @@ def test_a_run_moves_between_here_and_the_cluster_when_it_is_resumed(
     assert outcome(run_dir) == straight
 
 
-def test_the_error_of_an_env_reaches_the_user(make_config: MakeConfig, cluster: Any) -> None:
+def test_the_error_of_an_env_reaches_the_user_with_its_traceback(make_config: MakeConfig, cluster: Any) -> None:
     config = make_config(
         env_id="sample_envs:tests/Failing-v0",
         env_kwargs={"fails_at": 3},
+        num_envs=2,
         collectors=2,
         collect_on="ray",
         ray_address=cluster.address,
-        env_restarts=0,
     )
-    with pytest.raises(EnvironmentStepError, match=r"env \d, episode 0 .*, step 3 .*broken at step 3"):
+    text = r"^env \d, episode 0 .*, step 3 .*broken at step 3 \(tried 2 times\)"
+    with pytest.warns(UserWarning, match="1 of at most 3"), pytest.raises(EnvironmentStepError, match=text) as raised:
         train(config)
+    assert "in fail_once" in str(raised.value.__cause__)
 
 
 def test_more_collectors_than_the_cluster_has_cpus_are_refused(make_config: MakeConfig, cluster: Any) -> None:

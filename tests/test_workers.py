@@ -342,10 +342,10 @@ def test_an_env_that_always_raises_is_named_with_the_workers_traceback(tmp_path:
         play(envs)
     seed, action = envs.tracker.seeds[0], np.random.default_rng(4).integers(2, size=1)[0]
     place = f"env 0, episode 0 (seed {seed}), step 5 with action {action}"
-    assert str(caught.value) == f"{place}: RuntimeError: 100% broken: %s %d (tried 4 times)"
+    assert str(caught.value) == f"{place}: RuntimeError: 100% broken: %s %d (tried 2 times)"
     assert 'raise RuntimeError("100% broken: %s %d")' in str(caught.value.__cause__)
     assert "in misbehave" in str(caught.value.__cause__)
-    assert len(warned) == 3
+    assert len(warned) == 1  # the same error would come again, however often the worker is restarted
 
 
 def test_the_first_failure_is_the_last_when_no_restarts_are_allowed(tmp_path: Path) -> None:

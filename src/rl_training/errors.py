@@ -44,6 +44,10 @@ class EnvironmentStepError(RLTrainingError, RuntimeError):
     """A failure of an environment during a run; the message names the env, episode, seed, step and action."""
 
 
+class ClusterError(RLTrainingError, RuntimeError):
+    """A cluster that a run has lost, or that has no room for its collectors any more."""
+
+
 class ObservationError(RLTrainingError, ValueError):
     """An observation or action mask that an environment should not give."""
 

@@ -158,29 +158,32 @@ class GroupedCollector:
 
     def _wait_for_shares(self, orders: Sequence[Order], interrupted: Callable[[], bool]) -> list[Share] | None:
         shares: dict[int, Share] = {}
-        restarts = [0] * len(orders)
+        failures: list[list[GroupFailure]] = [[] for _ in orders]
         while len(shares) < len(orders):
             if interrupted():
                 return None
             waiting = [number for number in range(len(orders)) if number not in shares]
             for number, answer in self._places.receive(waiting, interrupted).items():
                 if isinstance(answer, GroupFailure):
-                    self._restart(number, orders[number], answer, restarts[number])
-                    restarts[number] += 1
+                    failures[number].append(answer)
+                    self._restart(number, orders[number], failures[number])
                 else:
-                    self._check_replacement(number, answer, restarts[number])
+                    self._check_replacement(number, answer, len(failures[number]))
                     shares[number] = answer
         return [shares[number] for number in range(len(orders))]
 
-    def _restart(self, number: int, order: Order, failure: GroupFailure, restarts: int) -> None:
-        """Replace a group that failed and repeat its order from the state before it, unless it failed too often."""
-        if failure.permanent or restarts == self._max_restarts:
-            tried = f" (tried {restarts + 1} times)" if restarts else ""
-            cause = WorkerError(failure.trace) if failure.trace else None
-            raise EnvironmentStepError(f"{failure.cause}{tried}") from cause
+    def _restart(self, number: int, order: Order, failures: Sequence[GroupFailure]) -> None:
+        """Replace a group that failed and repeat its order from the state before it, unless that would not help."""
+        failure, restarts = failures[-1], len(failures) - 1
+        came_again = failure.trace and failures[-2:-1] == [failure]  # the same exception at the same place
         envs = self._groups[number]
+        name = f"collector {number} (envs {envs[0]} to {envs[-1]})"
+        if failure.permanent or came_again or restarts == self._max_restarts:
+            cause = failure.cause if failure.trace else f"{name} failed: {failure.cause}"
+            tried = f" (tried {restarts + 1} times)" if restarts else ""
+            raise EnvironmentStepError(f"{cause}{tried}") from (WorkerError(failure.trace) if failure.trace else None)
         warnings.warn(
-            f"collector {number} (envs {envs[0]} to {envs[-1]}) failed: {failure.cause}; restarting it "
+            f"{name} failed: {failure.cause}; restarting it "
             f"({restarts + 1} of at most {self._max_restarts} times in a row)",
             stacklevel=5,
         )

@@ -61,7 +61,8 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
     """Steps the envs in worker processes, and restarts a worker that fails.
 
     Only restarts in a row are counted: the count returns to 0 once the failed command succeeds. So a long run survives
-    any number of rare failures, while an env that always fails at the same step soon ends it.
+    any number of rare failures, while an env that always fails at the same step soon ends it. An exception that comes
+    again after the first restart ends it at once.
     """
 
     def __init__(
@@ -255,17 +256,19 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
             raise TrainingStateError("these envs are closed: make new ones")
         answers: dict[int, Any] = {}
         failures = self._pool.exchange(task.commands, task.seconds, answers)
+        earlier: Failures = {}
         restarts = 0
         while failures:
-            self._raise_or_warn(dict(sorted(failures.items())), task, restarts)
+            self._raise_or_warn(dict(sorted(failures.items())), earlier, task, restarts)
             restarts += 1
-            failures = self._restart_workers(failures, task, answers)
+            earlier, failures = failures, self._restart_workers(failures, task, answers)
         return answers
 
-    def _raise_or_warn(self, failures: Failures, task: Task, restarts: int) -> None:
+    def _raise_or_warn(self, failures: Failures, earlier: Failures, task: Task, restarts: int) -> None:
         """Raise the first failure that a restart cannot solve, or else warn of all failures."""
         for number, failure in failures.items():
-            if failure.permanent or restarts == self._max_restarts:
+            came_again = failure.trace and failure == earlier.get(number)  # the same exception at the same place
+            if failure.permanent or came_again or restarts == self._max_restarts:
                 tried = f" (tried {restarts + 1} times)" if restarts else ""
                 self._raise_failure(f"{self._place(number, failure, task)}: {failure.cause}{tried}", failure)
         for number, failure in failures.items():
