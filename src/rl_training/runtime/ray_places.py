@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rl_training.envs.guard import EnvCalls
-from rl_training.envs.vector.serving import SLICE_SECONDS
+from rl_training.envs.vector.serving import SLICE_SECONDS, Countdown
 from rl_training.errors import ConfigError, describe_error
 from rl_training.experiment.config import TrainConfig
 from rl_training.interpreters import module_places
@@ -23,6 +23,7 @@ from rl_training.runtime.shares import Order, Share, Weights
 _OBJECT_STORE_BYTES = 512 * 2**20  # of a local Ray, which would take a third of the memory by itself
 _CONNECT_SECONDS = 5.0
 _PROGRESS = "progress"
+_QUESTIONS = 8  # about the progress of an actor, within the time after which it counts as lost
 
 
 def import_ray() -> Any:
@@ -143,12 +144,13 @@ class GroupsOnRay:
         """Return the answers that have come; wait up to `SLICE_SECONDS` if there is none."""
         del interrupted
         waiting = {self._answers[number]: number for number in numbers}
-        ready, _ = self._ray.wait(list(waiting), num_returns=1, timeout=SLICE_SECONDS, fetch_local=False)
-        answers = {waiting[reference]: self._get(reference) for reference in ready}
-        for number in numbers:
-            if number not in answers and self._supervision[number].is_hanging():
-                answers[number] = GroupFailure(f"no step within {self._seconds:g} s")
-        return answers
+        ready, others = self._ray.wait(list(waiting), num_returns=1, timeout=SLICE_SECONDS, fetch_local=False)
+        if not ready:
+            hanging = [number for number in numbers if self._supervision[number].is_hanging()]
+            return {number: GroupFailure(f"no step within {self._seconds:g} s") for number in hanging}
+        if others:  # one look at all of them: a look at one of many takes as long
+            ready += self._ray.wait(others, num_returns=len(others), timeout=0.0, fetch_local=False)[0]
+        return {waiting[reference]: self._get(reference) for reference in ready}
 
     def _get(self, reference: Any) -> Share | GroupFailure:
         try:
@@ -180,11 +182,19 @@ class _Supervision:
         self._ray, self._actor = ray, actor
         self._known = SimpleNamespace(value=0)
         self._patience = Patience(self._known, seconds)
+        self._pause = seconds / _QUESTIONS
+        self._until_question = Countdown(self._pause)
         self._asked: Any = None
 
     def is_hanging(self) -> bool:
-        """Return whether the actor has taken no step for too long."""
+        """Return whether the actor has taken no step for too long.
+
+        A question takes a fraction of a millisecond, which adds up for hundreds of actors, so there are few.
+        """
         if self._asked is None:
+            if self._until_question.left():
+                return self._patience.exhausted()
+            self._until_question = Countdown(self._pause)
             self._asked = self._actor.steps_taken.options(concurrency_group=_PROGRESS).remote()
         ready, _ = self._ray.wait([self._asked], timeout=0.0)
         if ready:
