@@ -241,7 +241,6 @@ def document(results: Results) -> str:
         "many": many_table(costs),
         "bytes": _describe_bytes(),
         "limits": _limits(costs),
-        "off_policy": off_policy_table(results),
         "pays": _break_even(results),
     }
     return _PAGE.format_map(values)
@@ -283,7 +282,10 @@ def _break_even(results: Results) -> str:
         seconds = break_even_seconds(results, algo)
         if seconds is not None:
             parts.append(f"{math.ceil(1e4 * seconds) / 10:g} ms for {algo.upper()}")
-    return " and ".join(parts)
+    if not parts:
+        return "This is not measured yet."
+    text = f"Two collectors in processes pay off if these env steps together take longer than {' and '.join(parts)}."
+    return f"{text}\n\n{off_policy_table(results)}"
 
 
 _PAGE = (Path(__file__).parent / "scale_page.md").read_text()
