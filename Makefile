@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test check format benchmark chaos bench clean
+.PHONY: train test check format benchmark chaos bench scale clean
 
 train: $(READY)
 	$(BIN)/rl-training train --config configs/ppo/cartpole.yaml
@@ -41,6 +41,12 @@ bench: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench,mujoco,plots]"
 	$(BIN)/python benchmarks/speed.py --growth --further-runs 8 --output benchmarks/results/speed.json \
 		--chart docs/speed.png --document docs/performance.md
+
+# Measure what collectors cost and gain. Takes about half an hour on two cores that are otherwise idle.
+scale: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[mujoco,plots,ray]"
+	$(BIN)/python benchmarks/scale.py --output benchmarks/results/scale.json --chart docs/scale.png \
+		--document docs/scale.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,5 +1,6 @@
-"""An env with images for the speed benchmark; importing this module registers it with Gymnasium."""
+"""Envs for the speed benchmarks: one with images, one that sleeps. Importing this module registers them."""
 
+import time
 from typing import Any
 
 import gymnasium
@@ -12,6 +13,7 @@ _CELLS = _PIXELS // _CELL
 _PADDLE = _CELLS // 3  # cells
 _BALL = 28  # pixels of a side; PPO needs several times the budget to learn to see a ball of four pixels
 _BALLS = 3  # per episode
+_SLEEPER_STEPS = 1_000  # per episode
 
 Image = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -57,4 +59,36 @@ class FallingBall(gymnasium.Env[Any, Any]):
         return image
 
 
+class Sleeper(gymnasium.Env[Any, Any]):
+    """An env whose steps take a given time without using the processor, as if a simulator ran on another machine.
+
+    It shows how collectors scale on a machine that has fewer cores than collectors. Observations are random, the reward
+    is always 1, and an episode has 1,000 steps.
+    """
+
+    observation_space = spaces.Box(-1.0, 1.0, (16,), np.float32)
+
+    def __init__(self, milliseconds: float, *, continuous: bool = False) -> None:
+        self.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32) if continuous else spaces.Discrete(4)
+        self._seconds = milliseconds / 1e3
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        super().reset(seed=seed, options=options)
+        self._steps = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Sleep."""
+        del action
+        time.sleep(self._seconds)
+        self._steps += 1
+        return self._observe(), 1.0, False, self._steps == _SLEEPER_STEPS, {}
+
+    def _observe(self) -> Any:
+        return self.np_random.uniform(-1.0, 1.0, 16).astype(np.float32)
+
+
 gymnasium.register("FallingBall-v0", f"{__name__}:FallingBall")
+gymnasium.register("Sleeper-v0", f"{__name__}:Sleeper")

@@ -217,3 +217,28 @@ def test_memory_is_counted_without_being_allocated() -> None:
     real = RolloutBuffer(8, 2, (3,), (), action_dtype=torch.int64)
     counted = RolloutBuffer(8, 2, (3,), (), "meta", action_dtype=torch.int64)
     assert counted.num_bytes == real.num_bytes == 16 * (3 * 4 + 8 + 6 * 4 + 2)
+
+
+def test_several_steps_at_once_are_stored_like_one_by_one() -> None:
+    steps = [
+        {
+            "obs": np.full((2, 3), step, np.float32),
+            "actions": np.full((2, 1), step),
+            "rewards": np.array([step, -step]),
+            "dones": np.array([step == 1, step == 2]),
+            "truncated": np.array([step == 1, False]),
+            "last_obs": np.full((2, 3), 10.0 * step),
+        }
+        for step in range(4)
+    ]
+    at_once, one_by_one = (RolloutBuffer(5, 2, (3,), (1,)) for _ in range(2))
+    for rollout, first in ((at_once, steps[:1]), (one_by_one, steps)):
+        for step in first:
+            rollout.add(**step)
+    at_once.add(**{name: np.stack([step[name] for step in steps[1:]]) for name in steps[0]})
+    assert at_once.truncated_last_obs().tolist() == [[10.0] * 3]
+    expected = one_by_one.state_dict()
+    for name, value in at_once.state_dict().items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(expected[name])), name
+    with pytest.raises(IndexError, match="reset"):
+        at_once.add(**{name: np.stack([step[name] for step in steps[:2]]) for name in steps[0]})

@@ -94,27 +94,30 @@ class RolloutBuffer:
         truncated: Any = None,
         last_obs: Any = None,
     ) -> None:
-        """Store one step of every env; arguments are shaped [env, ...].
+        """Store one step of every env, [env, ...], or several at once, [step, env, ...].
 
         `values` and `logprobs` may be set later for the whole rollout. `truncated` marks endings by a time limit;
         `last_obs` must then contain the observations after the step. Without `truncated`, every ending is final.
         """
-        if self.full:
+        several = np.ndim(rewards) > 1
+        stop = self.position + (len(rewards) if several else 1)
+        if stop > self.num_steps:
             raise IndexError(f"the rollout already holds its {self.num_steps} steps: reset() it first")
+        where = slice(self.position, stop) if several else self.position
         given = (obs, actions, rewards, dones, truncated, values, logprobs)  # in the order of the rows
         for rows, value in zip(self._rows.values(), given, strict=True):
             if value is not None:
-                rows[self.position] = value if type(rows) is np.ndarray else torch.as_tensor(value)
+                rows[where] = value if type(rows) is np.ndarray else torch.as_tensor(value)
         if truncated is not None:
             self._keep_last_obs(truncated, last_obs)
-        self.position += 1
+        self.position = stop
 
     def _keep_last_obs(self, truncated: Any, last_obs: Any) -> None:
         if not np.count_nonzero(truncated):  # the usual case, which takes a third of the time that the loop takes
             return
-        for env in np.asarray(truncated).nonzero()[0]:
-            last = torch.as_tensor(last_obs[env]).to(self.obs.device, self.obs.dtype, copy=True)
-            self._last_obs[self.position, int(env)] = last
+        after = torch.as_tensor(last_obs).reshape(-1, self.num_envs, *self.obs.shape[2:])
+        for step, env in np.argwhere(np.reshape(truncated, (-1, self.num_envs))).tolist():
+            self._last_obs[self.position + step, env] = after[step, env].to(self.device, self.obs.dtype, copy=True)
 
     def cut(self, envs: Sequence[int], last_obs: Any) -> None:
         """Treat the running episodes of `envs` as truncated after the newest step: they will not be continued.

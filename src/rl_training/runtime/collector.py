@@ -1,6 +1,6 @@
 """Collecting experience: the policy acts, the envs step, and every ending keeps its kind."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -33,7 +33,10 @@ class Episode(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """One step of every env, [env, ...]; the actions are in the policy's own space."""
+    """One step of every env, [env, ...], or several at once, [step, env, ...].
+
+    The actions are in the policy's own space.
+    """
 
     obs: Any
     actions: Any
@@ -45,6 +48,10 @@ class Transition(NamedTuple):
     truncated: Any
     goes_on: Any
     """Where a life was lost, and the episode goes on in the env."""
+
+    def single_steps(self) -> Iterable["Transition"]:
+        """Return the steps one by one, [env, ...]."""
+        return (self,) if self.rewards.ndim == 1 else map(Transition._make, zip(*self, strict=True))
 
 
 @dataclass(frozen=True)

@@ -108,10 +108,10 @@ class GroupedCollector:
 
     def collect(self, store: Callable[[Transition], None], steps: range, interrupted: Callable[[], bool]) -> None:
         """Take one step of every env at each of the env steps in `steps`; nothing is stored if interrupted."""
-        shares = self._carry_out(steps, interrupted)
-        for transition in join_shares(shares) if shares else ():
-            store(transition)
-            self._num_env_steps += len(transition.rewards)
+        joined = join_shares(self._carry_out(steps, interrupted) or ())
+        if joined is not None:
+            store(joined)
+            self._num_env_steps += joined.rewards.size
 
     def take_result(self) -> CollectResult:
         """Return what was stored since the last call."""

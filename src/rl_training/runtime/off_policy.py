@@ -27,19 +27,20 @@ def off_policy_algorithm(
     return define_algorithm(name, params_model, make_learner, wire_off_policy, plan_off_policy)
 
 
-def add_to_replay(replay: ReplayBuffer, learner: OffPolicyLearner, step: Transition) -> None:
-    """Store one step of every env, and add it to the learner's running statistics."""
-    rewards = learner.normalizer.clip(step.rewards)  # before storing: n-step returns sum what is stored
-    replay.add(
-        obs=step.obs,
-        actions=step.actions,
-        rewards=rewards,
-        next_obs=step.next_obs,
-        dones=step.terminated,
-        truncated=step.truncated,
-        goes_on=step.goes_on,
-    )
-    learner.normalizer.observe(step.obs, rewards, step.terminated | step.truncated)
+def add_to_replay(replay: ReplayBuffer, learner: OffPolicyLearner, taken: Transition) -> None:
+    """Store steps of every env, and add them to the learner's running statistics."""
+    for step in taken.single_steps():
+        rewards = learner.normalizer.clip(step.rewards)  # before storing: n-step returns sum what is stored
+        replay.add(
+            obs=step.obs,
+            actions=step.actions,
+            rewards=rewards,
+            next_obs=step.next_obs,
+            dones=step.terminated,
+            truncated=step.truncated,
+            goes_on=step.goes_on,
+        )
+        learner.normalizer.observe(step.obs, rewards, step.terminated | step.truncated)
 
 
 def run_off_policy(session: TrainingSession, learner: OffPolicyLearner, replay: ReplayBuffer) -> None:

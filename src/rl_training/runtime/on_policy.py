@@ -43,7 +43,7 @@ def run_on_policy(session: TrainingSession, learner: OnPolicyLearner, rollout: R
 
 
 def add_to_rollout(rollout: RolloutBuffer, step: Transition) -> None:
-    """Store one step of every env; only a time limit that is not a termination counts as truncation."""
+    """Store steps of every env; only a time limit that is not a termination counts as truncation."""
     rollout.add(
         obs=step.obs,
         actions=step.actions,

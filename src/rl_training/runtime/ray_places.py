@@ -36,6 +36,7 @@ _START_NOTICE_SECONDS = 60.0  # until a line says that an actor has not started
 _RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"  # after which Ray ends a process that has lost the head
 _RECONNECT_SECONDS = 3_600  # longer than an update, in which nobody looks at the cluster
 _LOSS = re.compile(r"because (its [\w ]+ has died|it was [^.\n]+)")  # in the many sentences of Ray's errors
+_QUESTIONS = 8  # about the progress of an actor, within the time after which it counts as lost
 
 
 def import_ray() -> Any:
@@ -244,13 +245,14 @@ class _Member:
         self.actor = actor
         self.answer: Any = None
         self.started = False
-        """Whether the actor has answered a question yet."""
+        """Whether the actor has answered anything yet."""
         self.announced = False
         """Whether a line has said that the actor has not started."""
         self.start_countdown = Countdown(_START_SECONDS)
         self._ray, self._seconds = ray, seconds
         self._known = SimpleNamespace(value=0)
         self._patience = Patience(self._known, seconds)
+        self._until_question = Countdown(seconds / _QUESTIONS)
         self._asked: Any = None
 
     def send(self, order: Order, weights: Any) -> None:
@@ -259,8 +261,14 @@ class _Member:
         self._patience = Patience(self._known, self._seconds)
 
     def is_hanging(self) -> bool:
-        """Return whether the actor has started, and has taken no step for too long."""
+        """Return whether the actor has started, and has taken no step for too long.
+
+        A question takes a fraction of a millisecond, which adds up for hundreds of actors, so there are few.
+        """
         if self._asked is None:
+            if self.started and self._until_question.left():
+                return self._patience.exhausted()
+            self._until_question = Countdown(self._seconds / _QUESTIONS)
             self._asked = self.actor.steps_taken.options(concurrency_group=_PROGRESS).remote()
         ready, _ = self._ray.wait([self._asked], timeout=0.0)
         if ready:
@@ -323,14 +331,21 @@ class GroupsOnRay:
         del interrupted
         with self._noticing_loss():
             waiting = {self._members[number].answer: number for number in numbers}
-            ready, _ = self._ray.wait(list(waiting), num_returns=1, timeout=SLICE_SECONDS)
-            answers = {waiting[reference]: self._get(reference) for reference in ready}
-            for number in numbers:
-                if number not in answers and self._members[number].is_hanging():
-                    answers[number] = GroupFailure(f"no step within {self._seconds:g} s")
-                elif number not in answers:
-                    self._check_start(number)
-        return answers
+            ready, others = self._ray.wait(list(waiting), num_returns=1, timeout=SLICE_SECONDS)
+            if not ready:
+                return self._find_hanging(numbers)
+            if others:  # one look at all of them: a look at one of many takes as long
+                ready += self._ray.wait(others, num_returns=len(others), timeout=0.0)[0]
+            return {waiting[reference]: self._get(self._members[waiting[reference]]) for reference in ready}
+
+    def _find_hanging(self, numbers: Sequence[int]) -> dict[int, Share | GroupFailure]:
+        failures: dict[int, Share | GroupFailure] = {}
+        for number in numbers:
+            if self._members[number].is_hanging():
+                failures[number] = GroupFailure(f"no step within {self._seconds:g} s")
+            else:
+                self._check_start(number)
+        return failures
 
     @contextmanager
     def _noticing_loss(self) -> Iterator[None]:
@@ -341,11 +356,12 @@ class GroupsOnRay:
         except ConnectionError as error:  # of a Ray client
             raise ClusterError(f"the Ray cluster is lost ({describe_error(error)}): resume the run") from None
 
-    def _get(self, reference: Any) -> Share | GroupFailure:
+    def _get(self, member: _Member) -> Share | GroupFailure:
         try:
-            answer: Share | GroupFailure = self._ray.get(reference, timeout=self._seconds)
+            answer: Share | GroupFailure = self._ray.get(member.answer, timeout=self._seconds)
         except self._ray.exceptions.RayError as error:  # the actor, its node or the answer is lost
             return GroupFailure(_describe_loss(error))
+        member.started = True
         return answer
 
     def _check_start(self, number: int) -> None:
