@@ -1,6 +1,7 @@
 """Environments that tests of several layers use; importing this registers them with Gymnasium."""
 
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -396,6 +397,7 @@ def misbehave(fault: str) -> None:
     if fault == "os._exit":
         os._exit(0)
     if fault == "abort":
+        faulthandler.disable()  # pytest's would print the stacks of all threads
         os.abort()
     if fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
