@@ -254,6 +254,7 @@ class TrainingSession:
         self._logged_at_time = now
         self._logged_at_step = self._timed_from_step = step
         trained = {name: value for name, value in self.state.metrics.items() if not name.startswith("eval/")}
+        self._run.lock.check_held()
         self._run.logger.log_metrics(trained, step=step)
         self._run.logger.log_digest(digest([self.parts.learner.state_dict(), self.parts.collector.obs]), step=step)
         self._mark_done("log")
@@ -288,6 +289,7 @@ class TrainingSession:
         self._evaluation, self._evaluated_at = metrics, step
         self._mark_done("evaluate")
         logged = logged_evaluation(metrics)
+        self._run.lock.check_held()
         self._run.logger.log_metrics(logged, step=step)
         self._replace_metrics("eval/", logged)
         is_best = self._note_best(metrics)
@@ -329,6 +331,7 @@ class TrainingSession:
         self.parts.collector.begin_samples()
 
     def _write_checkpoint(self, name: str | None) -> Path:
+        self._run.lock.check_held()
         self.saving = True
         try:
             return save_training_checkpoint(
