@@ -8,6 +8,7 @@ import psutil
 import pytest
 from chaos import result_of as outcome
 from conftest import MakeConfig
+from ray_clusters import add_node, three_nodes
 from test_collectors import grouped
 from test_exact_resume import SignalAt, train
 
@@ -20,21 +21,11 @@ from rl_training.runtime.workflows import resume_training
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]  # Ray's own warnings are not ours
 
-_HEALTH = {"health_check_period_ms": 500, "health_check_timeout_ms": 500, "health_check_failure_threshold": 3}
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    from ray.cluster_utils import Cluster
-
-    memory = 100 * 2**20
-    head = {"num_cpus": 1, "object_store_memory": memory, "include_dashboard": False, "_system_config": _HEALTH}
-    made = Cluster(initialize_head=True, head_node_args=head)
-    for _ in range(2):
-        made.add_node(num_cpus=3, object_store_memory=memory)
-    yield made
-    made.shutdown()
-    assert not [each for each in psutil.Process().children(recursive=True) if "ray" in " ".join(each.cmdline()[:1])]
+    with three_nodes(head_cpus=1, node_cpus=3) as made:
+        yield made
 
 
 def on_ray(make_config: MakeConfig, cluster: Any, algo: str, **changes: Any) -> Any:
@@ -64,7 +55,7 @@ def test_weights_are_those_of_a_run_here_also_when_actors_and_a_node_are_killed(
     with pytest.warns(UserWarning, match="collector . .envs .* failed: .*; restarting it"):
         assert outcome(train(on_ray(make_config, cluster, "dqn"), killer)) == here
     assert killer.killed >= 4
-    cluster.add_node(num_cpus=3, object_store_memory=100 * 2**20)
+    add_node(cluster, 3)
 
 
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
