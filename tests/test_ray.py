@@ -15,6 +15,7 @@ import yaml
 from chaos import result_of as outcome
 from chaos import start_process, wait_until_training
 from conftest import MakeConfig, wait_until
+from ray_clusters import add_node, start_cluster, three_nodes
 from test_collectors import always_faulty, faulty, grouped
 from test_exact_resume import SignalAt, train
 
@@ -31,25 +32,6 @@ from rl_training.runtime.workflows import prepare_resume, resume_training
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]  # Ray's own warnings are not ours
 
-_MEMORY = 100 * 2**20
-_SYSTEM = {
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 500,
-    "health_check_failure_threshold": 3,
-    "worker_niceness": 0,  # with the default of 15, actors hardly start on a busy machine
-}
-
-
-def start_cluster(num_cpus: int) -> Any:
-    from ray.cluster_utils import Cluster
-
-    head = {"num_cpus": num_cpus, "object_store_memory": _MEMORY, "include_dashboard": False, "_system_config": _SYSTEM}
-    return Cluster(initialize_head=True, head_node_args=head)
-
-
-def add_node(cluster: Any) -> Any:
-    return cluster.add_node(num_cpus=3, object_store_memory=_MEMORY)
-
 
 def actors() -> list[psutil.Process]:
     """The actors of the clusters that this process has started."""
@@ -59,13 +41,8 @@ def actors() -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    made = start_cluster(num_cpus=1)
-    for _ in range(2):
-        add_node(made)
-    yield made
-    made.shutdown()
-    left = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
-    assert not [command for command in left if "/ray/" in command or "ray::" in command]
+    with three_nodes(head_cpus=1, node_cpus=3) as made:
+        yield made
 
 
 def on_ray(make_config: MakeConfig, cluster: Any, algo: str, **changes: Any) -> Any:
@@ -95,14 +72,14 @@ def test_weights_are_those_of_a_run_here_also_when_actors_and_nodes_are_killed_a
     old = list(cluster.worker_nodes)
     disturb = AfterCollections(
         lambda: actors()[0].kill(),
-        lambda: add_node(cluster),
+        lambda: add_node(cluster, 3),
         lambda: remove_nodes(cluster, old),  # then two of the three groups have room on the new node only
         lambda: actors()[-1].kill(),
     )
     with pytest.warns(UserWarning, match="collector . .envs .* failed: its (worker process|node) has died; restarting"):
         assert outcome(train(on_ray(make_config, cluster, "dqn"), disturb)) == here
     assert not disturb.functions
-    add_node(cluster)
+    add_node(cluster, 3)
 
 
 def on_cluster(config: TrainConfig, cluster: Any) -> TrainConfig:
@@ -185,7 +162,7 @@ def test_a_cluster_that_lost_its_cpus_is_waited_for_and_then_ends_the_run_with_a
         train(config, AfterCollections(lose_nodes))
     monkeypatch.undo()
     for _ in range(2):
-        add_node(cluster)
+        add_node(cluster, 3)
     (run_dir,) = config.output_dir.iterdir()
     resume_training(run_dir)
     assert outcome(run_dir) == outcome(train(grouped(make_config, "dqn")))
@@ -200,7 +177,7 @@ def test_a_run_that_loses_the_head_is_saved_and_resumed_exactly(
 ) -> None:
     for name in ("_HEAD_SECONDS", "_HEAD_CHECK_SECONDS"):
         monkeypatch.setattr(ray_places, name, 0.0)
-    cluster = start_cluster(num_cpus=3)
+    cluster = start_cluster(3)
     (lost,) = cluster.head_node.all_processes[process]
     config = on_ray(make_config, cluster, "sac")
 

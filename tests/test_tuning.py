@@ -284,9 +284,9 @@ def test_a_study_can_only_be_resumed_with_options_that_fit(
     assert main(["tune", "continue", str(straight_study)]) == 2
     assert main(["resume", str(straight_study), "--total-timesteps", "999"]) == 2
     first, second, third = capsys.readouterr().err.splitlines()
-    assert "can only be resumed with --trials, --jobs and --trust" in first
+    assert "can only be resumed with --trials, --on, --jobs and --trust" in first
     assert "give options for a new study, or `tune resume STUDY`" in second
-    assert "is a study: it can only be resumed with --jobs and --trust" in third
+    assert "is a study: it can only be resumed with --on, --jobs and --trust" in third
 
 
 def test_a_trial_records_the_values_that_it_trains_with(tiny: TrainConfig) -> None:

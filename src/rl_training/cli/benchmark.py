@@ -8,7 +8,7 @@ import typer
 
 from rl_training.cli.command import FAILED
 from rl_training.cli.completion import complete_preset, complete_suite
-from rl_training.cli.options import MANY_SEEDS, OUTPUT, WHAT_TO_TRAIN
+from rl_training.cli.options import AUTO_JOBS, MANY_SEEDS, OUTPUT, WHAT_TO_TRAIN, OnOption
 from rl_training.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ JobsOption = Annotated[
     typer.Option(
         metavar="N",
         rich_help_panel=MANY_SEEDS,
-        help="How many seeds to train at the same time: a number, or auto for one per core.",
+        help=f"How many seeds to train at the same time: a number, or {AUTO_JOBS}.",
     ),
 ]
 OutputDirOption = Annotated[
@@ -83,6 +83,7 @@ def benchmark(
     episodes: EpisodesOption = 100,
     seeds: SeedsOption = "1-5",
     jobs: JobsOption = "auto",
+    on: OnOption = "here",
     output_dir: OutputDirOption = Path("runs/benchmark"),
     receipts: ReceiptsOption = None,
     document: DocumentOption = None,
@@ -102,7 +103,7 @@ def benchmark(
 
     if (suite is None) == (verify is None):
         raise ConfigError("give a suite such as classic, a preset such as ppo/cartpole, or --verify PRESET")
-    options = BenchmarkOptions(parse_seeds(seeds), parse_jobs(jobs), episodes, output_dir)
+    options = BenchmarkOptions(parse_seeds(seeds), parse_jobs(jobs), episodes, output_dir, on=on)
     if verify is not None:
         return _verify(verify, options, receipts)
     return _measure(str(suite), options, receipts or Path("receipts"), document=document, again=again)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rl_training.experiment.groups import GroupRecord, SeedStatus, format_seeds
 from rl_training.groups.observer import SeedProgress
+from rl_training.groups.places import describe_jobs
 from rl_training.output import printable, shown_path
 from rl_training.runtime.progress import ProgressDisplay, format_duration, progress_console
 
@@ -42,7 +43,7 @@ class GroupDisplay:
     def on_group_start(self, group_dir: Path, record: GroupRecord) -> None:
         """Print what is trained and where, and open the display."""
         seeds = format_seeds([each.seed for each in record.seeds])
-        what = f"Training {record.algo} on {record.env_id}, seeds {seeds}, {record.jobs} at a time"
+        what = f"Training {record.algo} on {record.env_id}, seeds {seeds}, {describe_jobs(record.jobs, record.on)}"
         self.on_message(f"{what}, in {shown_path(group_dir)}")
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)

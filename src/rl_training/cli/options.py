@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +15,8 @@ MANY_SEEDS = "Many seeds"
 OUTPUT = "Output"
 SAFETY = "Safety"
 WHAT_TO_PLAY = "What to play"
+
+AUTO_JOBS = "auto for one per core, or on Ray for as many as it has CPUs for"
 
 TrustOption = Annotated[
     bool,
@@ -87,9 +89,18 @@ JobsOption = Annotated[
     typer.Option(
         metavar="N",
         rich_help_panel=MANY_SEEDS,
-        help="How many seeds to train at the same time: a number, or auto for one per core (the default).",
+        help=f"How many seeds to train at the same time: a number, or {AUTO_JOBS} (the default).",
     ),
 ]
+
+
+def on_option(panel: str) -> Any:
+    """Return the option of commands that train several runs: where to train them."""
+    text = "Where to train the runs: here, ray for the Ray cluster at the config's ray_address, or ray=ADDRESS."
+    return typer.Option(metavar="PLACE", rich_help_panel=panel, help=text)
+
+
+OnOption = Annotated[str, on_option(MANY_SEEDS)]
 
 
 def read_thresholds(given: Sequence[str] | None) -> dict[str, float]:

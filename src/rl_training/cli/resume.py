@@ -1,6 +1,7 @@
 """`resume`: continue a run or a group of seeds, fork a checkpoint, or verify that this machine repeats a run."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from rl_training.cli.options import (
     WHAT_TO_TRAIN,
     Assignments,
     JobsOption,
+    OnOption,
     PatienceOption,
     StopAfterOption,
     StopAtOption,
@@ -26,8 +28,8 @@ from rl_training.errors import ConfigError
 from rl_training.trust import guarded_imports
 
 if TYPE_CHECKING:
+    from rl_training.experiment.sources import Layer
     from rl_training.runtime.callbacks import Callback
-    from rl_training.runtime.workflows import Continuation, Finished, Fork
 
 RunArgument = Annotated[
     Path | None,
@@ -92,6 +94,7 @@ def resume(
     patience: PatienceOption = None,
     seeds: SeedsOption = None,
     jobs: JobsOption = None,
+    on: OnOption = "here",
     skip_episode: SkipEpisodeOption = False,
     force: ForceOption = False,
     trust: TrustOption = False,
@@ -106,41 +109,77 @@ def resume(
         rl-training resume runs/GROUP --seeds 11-20
         rl-training resume --checkpoint runs/RUN_ID/checkpoints/step_50176.pt
     """
-    from rl_training.cli.seeds import is_group, refuse_group_options, resume_many
-    from rl_training.cli.tune import resume_study
+    from rl_training.cli.seeds import is_group
     from rl_training.experiment.sources import read_assignments
     from rl_training.experiment.studies import is_study
     from rl_training.runtime.callbacks import StopRules
-    from rl_training.runtime.workflows import budget_layer, prepare_resume
 
     source = run or checkpoint
     if source is None or (run and checkpoint):
         raise ConfigError("give either RUN_DIR or --checkpoint")
     stop = StopRules(stop_at_return, stop_after, patience, read_thresholds(stop_at))
-    changes = read_assignments(assignments or [])
+    many = _ManyRuns(jobs, on, seeds, total_timesteps)
+    changes_course = bool(assignments or stop != StopRules() or force or verify or skip_episode)
     if is_study(source):
-        if assignments or stop != StopRules() or force or verify or skip_episode or total_timesteps or seeds:
-            raise ConfigError(f"{source} is a study: it can only be resumed with --jobs and --trust")
-        return resume_study(source, jobs, None, trust=trust)
+        return many.resume_study(source, changes_course=changes_course, trust=trust)
+    changes = read_assignments(assignments or [])
     with guarded_imports(source, [str(changes.values.get("env_id"))], trust=trust):
         if is_group(source):
-            if assignments or stop != StopRules() or force or verify or skip_episode:
-                allowed = "--total-timesteps, --seeds, --jobs and --trust"
-                raise ConfigError(f"{source} is a group of seeds: it can only be resumed with {allowed}")
-            return resume_many(source, jobs, total_timesteps, seeds)
-        refuse_group_options("the directory of a group", jobs=jobs, seeds=seeds)
+            return many.resume_group(source, changes_course=changes_course)
+        many.refuse()
         if verify:
             return _verify(source)
-        callbacks = stop.callbacks()
-        layers = [changes, budget_layer(total_timesteps)]
-        return _train(prepare_resume(source, layers, force=force, skip_episode=skip_episode), callbacks)
+        return _train(source, changes, total_timesteps, stop.callbacks(), force=force, skip_episode=skip_episode)
 
 
-def _train(prepared: "Continuation | Finished | Fork", callbacks: "Sequence[Callback]") -> int:
+@dataclass(frozen=True)
+class _ManyRuns:
+    """The options with which a group or a study can be resumed."""
+
+    jobs: str | None
+    on: str
+    seeds: str | None
+    total_timesteps: int | None
+
+    def resume_study(self, study_dir: Path, *, changes_course: bool, trust: bool) -> int:
+        """Continue a study, unless other options were given."""
+        from rl_training.cli.tune import resume_study
+
+        if changes_course or self.total_timesteps or self.seeds:
+            raise ConfigError(f"{study_dir} is a study: it can only be resumed with --on, --jobs and --trust")
+        return resume_study(study_dir, self.jobs, self.on, None, trust=trust)
+
+    def resume_group(self, group_dir: Path, *, changes_course: bool) -> int:
+        """Continue a group of seeds, unless other options were given."""
+        from rl_training.cli.seeds import resume_many
+
+        if changes_course:
+            allowed = "--total-timesteps, --seeds, --on, --jobs and --trust"
+            raise ConfigError(f"{group_dir} is a group of seeds: it can only be resumed with {allowed}")
+        return resume_many(group_dir, self.jobs, self.on, self.total_timesteps, self.seeds)
+
+    def refuse(self) -> None:
+        """Raise an error if an option is not for a single run."""
+        from rl_training.cli.seeds import refuse_group_options
+
+        on = None if self.on == "here" else self.on
+        refuse_group_options("the directory of a group", jobs=self.jobs, on=on, seeds=self.seeds)
+
+
+def _train(
+    source: Path,
+    changes: "Layer",
+    total_timesteps: int | None,
+    callbacks: "Sequence[Callback]",
+    *,
+    force: bool,
+    skip_episode: bool,
+) -> int:
     from rl_training.cli.console import show_nothing_left, show_result
     from rl_training.runtime.progress import ProgressDisplay
-    from rl_training.runtime.workflows import Finished
+    from rl_training.runtime.workflows import Finished, budget_layer, prepare_resume
 
+    prepared = prepare_resume(source, [changes, budget_layer(total_timesteps)], force=force, skip_episode=skip_episode)
     if isinstance(prepared, Finished):
         show_nothing_left(prepared.result)
     else:

@@ -14,6 +14,7 @@ from rl_training.cli.options import (
     WHAT_TO_TRAIN,
     Assignments,
     JobsOption,
+    OnOption,
     PatienceOption,
     StopAfterOption,
     StopAtOption,
@@ -90,6 +91,7 @@ def train(
     patience: PatienceOption = None,
     seeds: SeedsOption = None,
     jobs: JobsOption = None,
+    on: OnOption = "here",
     output_dir: OutputDirOption = None,
     dry_run: DryRunOption = False,
     trust: TrustOption = False,
@@ -113,7 +115,7 @@ def train(
     flags = {"algo": algo, "env_id": env, "total_timesteps": total_timesteps, "seed": seed, "output_dir": output_dir}
     layers = [*read_config_file(config, algo, env), flag_layer(flags), read_assignments(assignments or [])]
     resolved, params = resolve(layers)
-    many = read_many_seeds(seeds, jobs, resolved)
+    many = read_many_seeds(seeds, jobs, on, resolved)
     stop = StopRules(stop_at_return, stop_after, patience, read_thresholds(stop_at))
     with guarded_imports(config, resolved.typed_code, trust=trust):
         if dry_run:

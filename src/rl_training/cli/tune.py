@@ -8,7 +8,7 @@ import typer
 from rl_training.cli.command import FAILED
 from rl_training.cli.completion import complete_run
 from rl_training.cli.configs import resolve
-from rl_training.cli.options import BUDGET, OUTPUT, WHAT_TO_TRAIN, Assignments, TrustOption
+from rl_training.cli.options import AUTO_JOBS, BUDGET, OUTPUT, WHAT_TO_TRAIN, Assignments, TrustOption, on_option
 from rl_training.cli.seeds import admit_env, parse_jobs
 from rl_training.cli.train import (
     AlgorithmOption,
@@ -24,6 +24,7 @@ from rl_training.errors import ConfigError, TrainingInterrupted
 from rl_training.trust import guarded_imports
 
 if TYPE_CHECKING:
+    from rl_training.groups.places import Place
     from rl_training.groups.tuning import PreparedStudy
 
 HOW_TO_SEARCH = "How to search"
@@ -74,9 +75,10 @@ JobsOption = Annotated[
     typer.Option(
         metavar="N",
         rich_help_panel=BUDGET,
-        help="How many runs to train at the same time: a number, or auto for one per core (the default).",
+        help=f"How many runs to train at the same time: a number, or {AUTO_JOBS} (the default).",
     ),
 ]
+OnOption = Annotated[str, on_option(BUDGET)]
 SamplerOption = Annotated[
     str | None,
     typer.Option(
@@ -126,6 +128,7 @@ def tune(
     reduction: ReductionOption = None,
     confirm: ConfirmOption = None,
     jobs: JobsOption = None,
+    on: OnOption = "here",
     sampler: SamplerOption = None,
     seeds_per_trial: SeedsPerTrialOption = None,
     episodes: EpisodesOption = None,
@@ -150,12 +153,12 @@ def tune(
     search |= _given(trials=trials, confirm=confirm, seed=search_seed, storage=storage)
     flags = {"algo": algo, "env_id": env, "total_timesteps": total_timesteps, "seed": seed, "output_dir": output_dir}
     if action is None:
-        return _start(config, flags, assignments or [], space, jobs or "auto", search, trust=trust)
+        return _start(config, flags, assignments or [], space, jobs or "auto", on, search, trust=trust)
     if action != "resume" or study is None:
         raise ConfigError(f"tune {action}: give options for a new study, or `tune resume STUDY`")
     if config or space or assignments or _given(**flags) or search.keys() - {"trials"}:
-        raise ConfigError("a study can only be resumed with --trials, --jobs and --trust")
-    return resume_study(study, jobs, trials, trust=trust)
+        raise ConfigError("a study can only be resumed with --trials, --on, --jobs and --trust")
+    return resume_study(study, jobs, on, trials, trust=trust)
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -168,38 +171,44 @@ def _start(
     assignments: list[str],
     space: Path | None,
     jobs: str,
+    on: str,
     search: dict[str, Any],
     *,
     trust: bool,
 ) -> int:
     from rl_training.experiment.sources import read_assignments
     from rl_training.experiment.studies import StudyOptions
+    from rl_training.groups.places import open_place
     from rl_training.groups.tuning import prepare_study
 
     layers = [*read_config_file(config, flags["algo"], flags["env_id"]), flag_layer(flags)]
     resolved, _ = resolve([*layers, read_assignments(assignments)])
     with guarded_imports(config, resolved.typed_code, trust=trust):
         admit_env(resolved.config)
-        return _run(prepare_study(resolved.config, space, parse_jobs(jobs), StudyOptions(**search)))
+        with open_place(on, resolved.config) as place:
+            study = prepare_study(resolved.config, space, parse_jobs(jobs), StudyOptions(**search), place)
+            return _run(study, place)
 
 
-def resume_study(study_dir: Path, jobs: str | None, trials: int | None, *, trust: bool) -> int:
+def resume_study(study_dir: Path, jobs: str | None, on: str, trials: int | None, *, trust: bool) -> int:
     """Continue a study where it was interrupted, with more trials if they are given."""
+    from rl_training.groups.places import open_place, place_name
     from rl_training.groups.tuning import reopen_study
 
     with guarded_imports(study_dir, [], trust=trust):
-        study = reopen_study(study_dir, None if jobs is None else parse_jobs(jobs), trials=trials)
+        study = reopen_study(study_dir, None if jobs is None else parse_jobs(jobs), on=place_name(on), trials=trials)
         admit_env(study.settings.train_config)
-        return _run(study)
+        with open_place(on, study.settings.train_config) as place:
+            return _run(study, place)
 
 
-def _run(study: "PreparedStudy") -> int:
+def _run(study: "PreparedStudy", place: "Place") -> int:
     from rl_training.cli.tune_progress import StudyDisplay, show_study
     from rl_training.experiment.studies import read_study
     from rl_training.groups.tuning import run_study
 
     try:
-        result = run_study(study, StudyDisplay())
+        result = run_study(study, StudyDisplay(), place)
     except TrainingInterrupted:
         show_study(study.study_dir, study.settings, read_study(study.study_dir))
         raise

@@ -30,6 +30,7 @@ _MAX_SEEDS = 10_000
 _GROUP_LIMIT = 32 * 2**20  # bytes of `group.json`: three times the size with `_MAX_SEEDS` seeds
 _SEED_RANGE = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
 
+PlaceName = Literal["here", "ray"]
 SeedStatus = Literal["waiting", "running", "completed", "stopped", "interrupted", "failed"]
 
 
@@ -65,6 +66,8 @@ class GroupRecord(StrictModel):
     env_id: str
     total_timesteps: int
     jobs: int
+    on: PlaceName = "here"
+    """Where the runs were trained last: on this machine, or on a Ray cluster."""
     stop: dict[str, Any]
     """Rules that may end a run early."""
     status: Literal["running", "completed", "interrupted", "failed"] = "running"

@@ -4,7 +4,9 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import socket
+import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +16,7 @@ from rl_training.errors import RunDirectoryError
 from rl_training.experiment.files import open_regular
 
 LOCK_FILE = "run.lock"
+_WAIT_SECONDS = 0.25
 _LOCKED_ERRORS = (errno.EACCES, errno.EAGAIN)
 _UNSUPPORTED_ERRORS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -31,6 +34,7 @@ class RunLock:
         self.path = run_dir / LOCK_FILE
         self._descriptor: int | None = None
         self._key = (0, 0, 0)
+        self._token = ""
 
     def acquire(self) -> "RunLock":
         """Take the lock. Raise an error that names the holder if another process has it.
@@ -72,6 +76,46 @@ class RunLock:
         finally:
             os.close(descriptor)
 
+    def wait_free(self, seconds: float) -> None:
+        """Wait until the lock is free; if it is still held after these seconds, raise the error of `check_free`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                self.check_free()
+            except RunDirectoryError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_WAIT_SECONDS)
+            else:
+                return
+
+    def check_held(self) -> None:
+        """Raise an error if another process has taken the lock over.
+
+        A server of network files takes a lock from a machine that it does not hear from. If that machine was only cut
+        off, its process goes on, and learns here that it must not write any more.
+        """
+        holder = self._new_holder()
+        if holder is not None:
+            by = f"process {holder.get('process')} on {holder.get('host')}"
+            raise RunDirectoryError(f"{by} has taken over {self.run_dir}: this process stops without writing to it")
+
+    def _new_holder(self) -> dict[str, Any] | None:
+        """Return what the lock file says about a process that has taken the lock over; None if there is none."""
+        if self._descriptor is None:
+            return None
+        try:
+            if os.path.samestat(os.fstat(self._descriptor), self.path.lstat()):
+                holder = _read_holder(self._descriptor)
+                return None if holder.get("token", self._token) == self._token else holder
+            other = open_regular(self.path, os.O_RDONLY)
+        except OSError:  # the file was removed or cannot be reached, which does not mean that another process has it
+            return None
+        try:
+            return _read_holder(other)
+        finally:
+            os.close(other)
+
     def _refuse_if_held_here(self) -> None:
         """Refuse a directory that this process has already locked; closing the file again would release that lock."""
         with suppress(FileNotFoundError):
@@ -101,10 +145,12 @@ class RunLock:
 
     def _record_ownership(self, descriptor: int) -> None:
         self._descriptor, self._key = descriptor, _identity(os.fstat(descriptor))
+        self._token = secrets.token_hex(8)
         RunLock._held.add(self._key)
+        holder = {"process": os.getpid(), "host": socket.gethostname(), "token": self._token}
         with suppress(OSError):  # on a full disk the lock works, but its file does not name the holder
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps({"process": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 
     def _open(self, flags: int) -> int:
         try:
@@ -116,8 +162,9 @@ class RunLock:
         """Release the lock; releasing it twice is fine."""
         if self._descriptor is None or self._key[0] != os.getpid():
             return
-        with suppress(OSError):  # the directory was removed or has become read-only
-            self.path.unlink(missing_ok=True)
+        if self._new_holder() is None:
+            with suppress(OSError):  # the directory was removed or has become read-only
+                self.path.unlink(missing_ok=True)
         RunLock._held.discard(self._key)
         os.close(self._descriptor)
         self._descriptor = None

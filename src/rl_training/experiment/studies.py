@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 
 from rl_training.errors import ConfigError, RunDirectoryError
 from rl_training.experiment.config import TrainConfig
+from rl_training.experiment.groups import PlaceName
 from rl_training.experiment.records import LOGS_FOLDER, check_directory_name, check_files, read_record, write_record
 from rl_training.experiment.runs import (
     RunContext,
@@ -148,6 +149,8 @@ class StudyRecord(StrictModel):
     env_id: str
     status: Literal["running", "completed", "interrupted", "failed"] = "running"
     jobs: int
+    on: PlaceName = "here"
+    """Where the runs were trained last: on this machine, or on a Ray cluster."""
     started_at: str
     ended_at: str | None = None
     command: list[str]

@@ -11,8 +11,10 @@ from rl_training.errors import ConfigError, RunDirectoryError
 from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.groups import GroupRecord
 from rl_training.experiment.sources import read_yaml, resolve_config
-from rl_training.groups.many_seeds import GroupResult, Jobs, prepare_group, run_group
+from rl_training.groups.jobs import Jobs
+from rl_training.groups.many_seeds import GroupResult, prepare_group, run_group
 from rl_training.groups.observer import GroupObserver
+from rl_training.groups.places import open_place
 from rl_training.results.receipts import Receipt, SeedScore, preset_digest, preset_names, preset_path, summarize
 from rl_training.runtime.callbacks import StopRules
 from rl_training.runtime.run_utils import now
@@ -35,6 +37,8 @@ class BenchmarkOptions:
     """The directory in which the run directories are created."""
     compile: Literal["on", "off"] | None = None
     """Replaces the value of the preset, unless it is None."""
+    on: str = "here"
+    """Where to train: `here`, `ray` or `ray=ADDRESS`."""
 
 
 def presets_of(name: str) -> list[str]:
@@ -63,8 +67,10 @@ def read_preset(name: str) -> TrainConfig:
 def measure_preset(name: str, options: BenchmarkOptions, observer: GroupObserver | None = None) -> Receipt:
     """Train a preset with every seed, and evaluate each final agent."""
     digest = preset_digest(name)
-    group = prepare_group(_preset_config(name, options), options.seeds, options.jobs, StopRules())
-    result = run_group(group, observer)
+    config = _preset_config(name, options)
+    with open_place(options.on, config) as place:
+        group = prepare_group(config, options.seeds, options.jobs, StopRules(), place)
+        result = run_group(group, observer, place)
     _check_all_done(name, result)
     scores = tuple(_score(result, seed, options.episodes) for seed in options.seeds)
     iqm, interval = summarize(scores)

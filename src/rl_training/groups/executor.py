@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
 
-from rl_training.groups.run_process import Outcome, ProgressUpdate, RunJob
+from rl_training.groups.jobs import Outcome, ProgressUpdate, RunJob
 from rl_training.signals import handling_stop_signals
 
 _POLL_SECONDS = 0.25
@@ -22,6 +22,9 @@ RunEvent = Started | ProgressUpdate | Outcome
 
 class Executor(Protocol):
     """Where runs are trained. A run is known by the name of its job until its outcome has been returned."""
+
+    def has_room(self) -> bool:
+        """Return whether another run can start now."""
 
     def start(self, job: RunJob) -> None:
         """Start a run."""
@@ -51,11 +54,13 @@ def run_jobs(
     running: set[str] = set()
     try:
         while True:
-            while len(running) < max_running and not signals and (job := next_job()) is not None:
+            has_room = executor.has_room()
+            while has_room and len(running) < max_running and not signals and (job := next_job()) is not None:
                 executor.start(job)
                 running.add(job.name)
                 yield job.name, Started()
-            if not running:
+                has_room = executor.has_room()
+            if not running and (has_room or signals):
                 return
             for name, event in executor.poll(_POLL_SECONDS):
                 if isinstance(event, Outcome):

@@ -16,6 +16,7 @@ from rl_training.experiment.config import TrainConfig, plain_config, with_resolv
 from rl_training.experiment.groups import (
     GROUP_FILE,
     GroupRecord,
+    PlaceName,
     SeedRecord,
     checked_seeds,
     create_group,
@@ -32,9 +33,9 @@ from rl_training.experiment.groups import (
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import check_output_dir
 from rl_training.groups.executor import Executor, RunEvent, Started, collected_signals, run_jobs
+from rl_training.groups.jobs import Jobs, Outcome, ProgressUpdate, RunJob, in_run_process
 from rl_training.groups.observer import GroupObserver, SeedProgress, SilentObserver
-from rl_training.groups.process_executor import ProcessExecutor
-from rl_training.groups.run_process import Outcome, ProgressUpdate, RunJob, in_run_process
+from rl_training.groups.places import Here, Place, open_place, place_name
 from rl_training.limits import check_open_files
 from rl_training.memory import check_memory
 from rl_training.runtime.callbacks import StopRules
@@ -42,8 +43,6 @@ from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.run_utils import describe_origin, now
 from rl_training.runtime.training import with_resolved_compile
 from rl_training.signals import reported_signal
-
-Jobs = int | Literal["auto"]
 
 _FILES_PER_RUN = 4
 
@@ -72,14 +71,19 @@ class PreparedGroup:
     """The config of all runs; its seed is not used."""
 
 
-def resolve_jobs(jobs: Jobs, num_seeds: int, num_threads: int | Literal["auto"] = 1) -> int:
-    """Return how many seeds to train at the same time, at most `num_seeds`; `auto` fills the available cores."""
+def resolve_jobs(jobs: Jobs, num_seeds: int, num_threads: int | Literal["auto"] = 1, on: PlaceName = "here") -> int:
+    """Return how many seeds to train at the same time, at most `num_seeds`.
+
+    `auto` fills the available cores here. On Ray it sets no limit, because the cluster may grow.
+    """
     threads = 1 if num_threads == "auto" else num_threads
-    count = max(1, available_cores() // threads) if jobs == "auto" else jobs
+    most = num_seeds if on == "ray" else max(1, available_cores() // threads)
+    count = most if jobs == "auto" else jobs
     if count < 1:
         raise ConfigError(f"jobs={count}: give auto, or a number of processes of at least 1")
     count = min(count, num_seeds)
-    check_open_files(_FILES_PER_RUN * count, f"{count} runs at once", f"lower --jobs (now {count})")
+    if on == "here":
+        check_open_files(_FILES_PER_RUN * count, f"{count} runs at once", f"lower --jobs (now {count})")
     return count
 
 
@@ -88,31 +92,40 @@ def train_seeds(
     seeds: Iterable[int],
     jobs: Jobs = "auto",
     *,
+    on: str = "here",
     stop: StopRules | None = None,
     observer: GroupObserver | None = None,
 ) -> GroupResult:
     """Train one run per seed; each ends with the same weights as if it had been trained alone.
 
+    `on` is `here`, or `ray` for a cluster at the config's `ray_address`, or `ray=ADDRESS` for another one.
     A seed that fails does not stop the others. A script must call this below `if __name__ == "__main__":`, because
     the process of each seed imports the script.
     """
-    return run_group(prepare_group(config, seeds, jobs, stop or StopRules()), observer)
+    with open_place(on, config) as place:
+        return run_group(prepare_group(config, seeds, jobs, stop or StopRules(), place), observer, place)
 
 
 def resume_seeds(
     group_dir: Path,
     jobs: Jobs | None = None,
     *,
+    on: str = "here",
     total_timesteps: int | None = None,
     seeds: Iterable[int] = (),
     observer: GroupObserver | None = None,
 ) -> GroupResult:
     """Resume the unfinished seeds of a group in place, up to a larger budget and with more seeds if they are given."""
-    group = reopen_group(group_dir, jobs, total_timesteps=total_timesteps, seeds=seeds)
-    return GroupResult(group.group_dir, group.record) if is_complete(group) else run_group(group, observer)
+    group = reopen_group(group_dir, jobs, on=place_name(on), total_timesteps=total_timesteps, seeds=seeds)
+    if is_complete(group):
+        return GroupResult(group.group_dir, group.record)
+    with open_place(on, group.config) as place:
+        return run_group(group, observer, place)
 
 
-def prepare_group(config: TrainConfig, seeds: Iterable[int], jobs: Jobs, stop: StopRules) -> PreparedGroup:
+def prepare_group(
+    config: TrainConfig, seeds: Iterable[int], jobs: Jobs, stop: StopRules, place: Place | None = None
+) -> PreparedGroup:
     """Create the directory of a new group, after checking that its config can be trained."""
     if in_run_process():
         raise TrainingStateError(
@@ -131,18 +144,26 @@ def prepare_group(config: TrainConfig, seeds: Iterable[int], jobs: Jobs, stop: S
     config, _ = resolve_action_mask(config, usable=params.uses_action_masks)
     if config.num_threads == "auto":  # the other runs use the other cores
         config = config.model_copy(update={"num_threads": 1})
-    count = resolve_jobs(jobs, len(chosen), config.num_threads)
+    place = place or Here()
+    count = resolve_jobs(jobs, len(chosen), config.num_threads, place.name)
     check_output_dir(config)
-    check_memory(count * spec.plan_fn(config).memory_bytes, f"{count} runs at once: lower --jobs")
-    details = {"jobs": count, "stop": asdict(stop), "started_at": now(), **describe_origin(config)}
+    if place.name == "here":
+        check_memory(count * spec.plan_fn(config).memory_bytes, f"{count} runs at once: lower --jobs")
+    place.check(config.output_dir)
+    details = {"jobs": count, "on": place.name, "stop": asdict(stop), "started_at": now(), **describe_origin(config)}
     group_dir, record = create_group(config, chosen, **details)
     return PreparedGroup(group_dir, record, config)
 
 
 def reopen_group(
-    group_dir: Path, jobs: Jobs | None, *, total_timesteps: int | None = None, seeds: Iterable[int] = ()
+    group_dir: Path,
+    jobs: Jobs | None,
+    *,
+    on: PlaceName = "here",
+    total_timesteps: int | None = None,
+    seeds: Iterable[int] = (),
 ) -> PreparedGroup:
-    """Read an existing group; if `jobs` is None, use as many processes as before.
+    """Read an existing group; if `jobs` is None, use as many processes as before, or `auto` on Ray or after Ray.
 
     A larger `total_timesteps` and new `seeds` extend the group as soon as it is run.
     """
@@ -155,12 +176,13 @@ def reopen_group(
             raise ConfigError(f"total_timesteps={total_timesteps}: the group has {budget}; give a larger budget")
         config = TrainConfig(**{**plain_config(config), "total_timesteps": total_timesteps})
     record = extended_group(record, config, group_dir, seeds)
-    count = resolve_jobs(record.jobs if jobs is None else jobs, len(record.seeds), config.num_threads)
+    before: Jobs = record.jobs if record.on == on == "here" else "auto"
+    count = resolve_jobs(before if jobs is None else jobs, len(record.seeds), config.num_threads, on)
     try:
         StopRules(**record.stop).callbacks()
     except (ConfigError, TypeError, AttributeError) as error:
         raise RunDirectoryError(f"{group_dir / GROUP_FILE} is damaged: stop: {error}") from None
-    return PreparedGroup(group_dir, record.model_copy(update={"jobs": count}), config)
+    return PreparedGroup(group_dir, record.model_copy(update={"jobs": count, "on": on}), config)
 
 
 def is_complete(group: PreparedGroup) -> bool:
@@ -169,13 +191,13 @@ def is_complete(group: PreparedGroup) -> bool:
     return group.record.status == "completed" and all(record.done for record in left)
 
 
-def run_group(
-    group: PreparedGroup, observer: GroupObserver | None = None, executor: Executor | None = None
-) -> GroupResult:
+def run_group(group: PreparedGroup, observer: GroupObserver | None = None, place: Place | None = None) -> GroupResult:
     """Train all unfinished seeds; on a signal, raise `TrainingInterrupted` after every running seed has saved."""
+    place = place or Here()
+    place.check(group.group_dir)
     lock = RunLock(group.group_dir).acquire()
     try:
-        return _GroupRun(group, observer or SilentObserver(), executor or ProcessExecutor()).run()
+        return _GroupRun(group, observer or SilentObserver(), place.make_executor()).run()
     finally:
         lock.release()
 

@@ -2,14 +2,15 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 from contextlib import suppress
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 
 import psutil
 
 from rl_training.errors import describe_exit
-from rl_training.groups.run_process import Outcome, ProgressUpdate, RunJob, process_name, train_job
+from rl_training.groups.jobs import Outcome, PackedJob, ProgressUpdate, RunJob
 from rl_training.interpreters import start_fork_server
 from rl_training.processes import kill_group, kill_tree
 
@@ -19,17 +20,24 @@ _SAVING_SECONDS = 10.0
 _PRELOADED = ["rl_training.groups.run_process", "torch.utils.tensorboard", "matplotlib.figure"]
 
 
+def _train(job: PackedJob, connection: Connection) -> None:
+    """Train a run: the main function of its process."""
+    from rl_training.groups.run_process import train_job
+
+    train_job(pickle.loads(job.content), connection)
+
+
 class RunProcess:
     """The process of one run."""
 
-    def __init__(self, job: RunJob) -> None:
+    def __init__(self, job: PackedJob) -> None:
         self._outcome: Outcome | None = None
         self._stopping = False
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
         start_fork_server(context.get_start_method())
         self.connection, child_connection = context.Pipe()
-        self._process = context.Process(target=train_job, args=(job, child_connection), name=process_name(job))
+        self._process = context.Process(target=_train, args=(job, child_connection), name=job.process_name)
         with child_connection:
             self._process.start()
         assert self._process.pid is not None
@@ -56,7 +64,8 @@ class RunProcess:
         reason = "it closed its connection without exiting" if code is None else describe_exit(code)
         if self._stopping:
             return Outcome("interrupted", reason)
-        return Outcome("failed", f"{reason} (out of memory?)" if code == -signal.SIGKILL else reason)
+        reason = f"{reason} (out of memory?)" if code == -signal.SIGKILL else reason
+        return Outcome("failed", reason, is_lost=True)
 
     def stop(self, number: int) -> None:
         """Send a signal to the process; further calls do nothing."""
@@ -90,8 +99,16 @@ class ProcessExecutor:
     def __init__(self) -> None:
         self._running: dict[str, RunProcess] = {}
 
+    def has_room(self) -> bool:
+        """Return True: the number of jobs alone limits how many processes run."""
+        return True
+
     def start(self, job: RunJob) -> None:
         """Start the process of a run."""
+        self.start_packed(job.pack())
+
+    def start_packed(self, job: PackedJob) -> None:
+        """Start the process of a run whose job came from another process."""
         self._running[job.name] = RunProcess(job)
 
     def poll(self, seconds: float) -> list[tuple[str, ProgressUpdate | Outcome]]:
@@ -109,12 +126,12 @@ class ProcessExecutor:
 
     def stop(self, number: int) -> None:
         """Send a signal to every process; further calls do nothing."""
-        for process in self._running.values():
+        for process in list(self._running.values()):  # another thread may poll
             process.stop(number)
 
     def kill(self) -> None:
         """Kill every process and all programs that its envs have started."""
-        for process in self._running.values():
+        for process in list(self._running.values()):
             process.kill()
 
     def close(self) -> None:

@@ -5,12 +5,12 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -18,61 +18,26 @@ from typing import Any
 
 from rl_training.errors import TrainingInterrupted, describe_error
 from rl_training.experiment.checkpointing import step_checkpoints
-from rl_training.experiment.config import TrainConfig
 from rl_training.experiment.files import open_regular, set_aside
-from rl_training.experiment.groups import SeedStatus, run_budget
+from rl_training.experiment.groups import run_budget
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.runs import RunContext, context_of
 from rl_training.experiment.sources import Layer
+from rl_training.groups.jobs import Outcome, ProgressUpdate, RunJob
 from rl_training.output import drop_lost_output
-from rl_training.processes import kill_descendants
+from rl_training.processes import kill_descendants, kill_tree
 from rl_training.results.drawing import plot_run
-from rl_training.runtime.callbacks import Callback, StopRules
+from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.collector import CollectResult
 from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.types import MetricDict
 from rl_training.runtime.workflows import prepare_resume
-from rl_training.signals import handled_stop_signals
+from rl_training.signals import STOP_SIGNALS, handled_stop_signals
 from rl_training.waits import shown_waits
 
 _UPDATE_SECONDS = 0.25
-_NAME_PREFIX = "run-"
-
-
-@dataclass(frozen=True)
-class RunJob:
-    """The run that a process trains, or resumes if it has a checkpoint."""
-
-    name: str
-    """A name that no other job of the group has."""
-    config: TrainConfig
-    run_dir: Path
-    """The run directory, inside the config's output directory."""
-    run_suffix: str
-    """The last part of the name of the run directory."""
-    log_path: Path
-    stop: StopRules
-    start_method: str
-    """The start method of env workers, the same as in a single run."""
-    make_callback: Callable[[], Callback] | None
-    """The factory of the callback that prints the run's progress to its log."""
-
-
-@dataclass(frozen=True)
-class ProgressUpdate:
-    """The current step of a run and its latest metrics."""
-
-    step: int
-    metrics: MetricDict
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The final status of a run; a process that is killed cannot send it."""
-
-    status: SeedStatus
-    reason: str | None = None
+_ORPHAN_SECONDS = 60.0  # for a run to end by itself after its main process has gone, and again to end after a signal
 
 
 class ProgressReporter(Callback):
@@ -109,16 +74,6 @@ class ProgressReporter(Callback):
             signal.raise_signal(signal.SIGTERM)
 
 
-def process_name(job: RunJob) -> str:
-    """Return the name of the process of a job."""
-    return f"{_NAME_PREFIX}{job.name}"
-
-
-def in_run_process() -> bool:
-    """Return whether this code runs in the process of a run, which also imports the script that started the group."""
-    return multiprocessing.current_process().name.startswith(_NAME_PREFIX)
-
-
 def _ignore_repeated_signals() -> None:
     """Handle only the first stop signal; for a single run, the second one would end it without saving.
 
@@ -140,6 +95,8 @@ def _ignore_repeated_signals() -> None:
 def train_job(job: RunJob, connection: Connection) -> None:
     """Train or resume one run: the main function of its process."""
     os.setpgid(0, 0)  # a terminal signals its foreground group; only the main process shall get that signal
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the programs that Ray starts do not receive SIGINT
+    threading.Thread(target=_end_with_owner, args=(connection,), daemon=True).start()
     multiprocessing.set_start_method(job.start_method, force=True)
     drop_lost_output()
     _redirect_output(job.log_path)
@@ -153,6 +110,16 @@ def train_job(job: RunJob, connection: Connection) -> None:
             plot_run(context_of(job.run_dir))
     finally:
         kill_descendants(os.getpid())  # programs that an env has started and not ended
+
+
+def _end_with_owner(connection: Connection) -> None:
+    """Wait until the main process is gone; if the run hangs and does not notice it, stop it, and then kill it."""
+    with suppress(EOFError, OSError):
+        connection.recv_bytes()  # nothing is ever sent
+    time.sleep(_ORPHAN_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_ORPHAN_SECONDS)
+    kill_tree(os.getpid())
 
 
 def _redirect_output(path: Path) -> None:
@@ -170,6 +137,7 @@ def _redirect_output(path: Path) -> None:
 
 def _train(job: RunJob, callbacks: Sequence[Callback]) -> Outcome:
     try:
+        RunLock(job.run_dir).wait_free(job.lock_seconds)
         context = context_of(job.run_dir)
         if not step_checkpoints(context.checkpoints_dir):
             _set_aside(context)

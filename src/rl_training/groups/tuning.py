@@ -5,7 +5,7 @@ import multiprocessing
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from rl_training.errors import (
 )
 from rl_training.experiment.config import TrainConfig, plain_config, with_resolved_params
 from rl_training.experiment.files import write_text
-from rl_training.experiment.groups import GROUP_FILE
+from rl_training.experiment.groups import GROUP_FILE, PlaceName
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.metrics import describe_missing, result_name
 from rl_training.experiment.runs import check_output_dir, context_of, read_metadata
@@ -49,12 +49,12 @@ from rl_training.experiment.studies import (
     write_study,
 )
 from rl_training.experiment.validation import config_error
-from rl_training.groups.executor import Executor, RunEvent, collected_signals, run_jobs
+from rl_training.groups.executor import RunEvent, collected_signals, run_jobs
 from rl_training.groups.halving import find_best, find_last_promotion, find_promotion
-from rl_training.groups.many_seeds import Jobs, prepare_group, reopen_group, resolve_jobs, run_group
+from rl_training.groups.jobs import Jobs, Outcome, ProgressUpdate, RunJob, in_run_process
+from rl_training.groups.many_seeds import prepare_group, reopen_group, resolve_jobs, run_group
 from rl_training.groups.observer import SeedProgress, SilentStudyObserver, StudyObserver
-from rl_training.groups.process_executor import ProcessExecutor
-from rl_training.groups.run_process import Outcome, ProgressUpdate, RunJob, in_run_process
+from rl_training.groups.places import Here, Place, open_place, place_name
 from rl_training.groups.suggesting import (
     check_storage,
     count_grid,
@@ -73,8 +73,6 @@ from rl_training.signals import reported_signal
 
 _EVAL_SEED = 0  # of the evaluations of trials, unless the config has one: all trials play the same episodes
 _MAX_FAILURES = 5  # trials that fail before any has succeeded
-
-MakeExecutor = Callable[[], Executor]
 
 
 @dataclass(frozen=True)
@@ -122,26 +120,40 @@ def tune(
     space: Path | Mapping[str, Any] | None = None,
     *,
     jobs: Jobs = "auto",
+    on: str = "here",
     observer: StudyObserver | None = None,
     **options: Any,
 ) -> TuneResult:
     """Search for better parameters of an algorithm.
 
-    `space` is a file or a map; none: the shipped space of the algorithm. `options` are those of `StudyOptions`. A
-    script must call this below `if __name__ == "__main__":`, because the process of each run imports the script.
+    `space` is a file or a map; none: the shipped space of the algorithm. `on` is as in `train_seeds`, and `options` are
+    those of `StudyOptions`. A script must call this below `if __name__ == "__main__":`, because the process of each run
+    imports the script.
     """
-    return run_study(prepare_study(config, space, jobs, StudyOptions(**options)), observer)
+    with open_place(on, config) as place:
+        return run_study(prepare_study(config, space, jobs, StudyOptions(**options), place), observer, place)
 
 
 def resume_study(
-    study_dir: Path, jobs: Jobs | None = None, *, trials: int | None = None, observer: StudyObserver | None = None
+    study_dir: Path,
+    jobs: Jobs | None = None,
+    *,
+    on: str = "here",
+    trials: int | None = None,
+    observer: StudyObserver | None = None,
 ) -> TuneResult:
     """Continue a study, with more trials if they are given."""
-    return run_study(reopen_study(study_dir, jobs, trials=trials), observer)
+    study = reopen_study(study_dir, jobs, on=place_name(on), trials=trials)
+    with open_place(on, study.settings.train_config) as place:
+        return run_study(study, observer, place)
 
 
 def prepare_study(
-    config: TrainConfig, space: Path | Mapping[str, Any] | None, jobs: Jobs, options: StudyOptions
+    config: TrainConfig,
+    space: Path | Mapping[str, Any] | None,
+    jobs: Jobs,
+    options: StudyOptions,
+    place: Place | None = None,
 ) -> PreparedStudy:
     """Create the directory of a new study, after checking that its space can be searched and its config trained."""
     if in_run_process():
@@ -159,10 +171,13 @@ def prepare_study(
         config = config.model_copy(update={"num_threads": 1})
     settings = StudySettings(**options.model_dump(), config=plain_config(config), space=searched.plain())
     _check_options(settings, searched)
-    count = resolve_jobs(jobs, settings.trials * settings.seeds_per_trial, config.num_threads)
+    place = place or Here()
+    count = resolve_jobs(jobs, settings.trials * settings.seeds_per_trial, config.num_threads, place.name)
     check_output_dir(config)
-    check_memory(count * spec.plan_fn(config).memory_bytes, f"{count} runs at once: lower --jobs")
-    about = {"jobs": count, "started_at": now(), **describe_origin(config)}
+    if place.name == "here":
+        check_memory(count * spec.plan_fn(config).memory_bytes, f"{count} runs at once: lower --jobs")
+    place.check(config.output_dir)
+    about = {"jobs": count, "on": place.name, "started_at": now(), **describe_origin(config)}
     study_dir, record = create_study(config.output_dir, settings, **about)
     return PreparedStudy(study_dir, settings, searched, record)
 
@@ -203,8 +218,10 @@ def _check_options(settings: StudySettings, space: SearchSpace) -> None:
         suggest(settings, space, ())
 
 
-def reopen_study(study_dir: Path, jobs: Jobs | None, *, trials: int | None = None) -> PreparedStudy:
-    """Read an existing study; if `jobs` is None, use as many processes as before."""
+def reopen_study(
+    study_dir: Path, jobs: Jobs | None, *, on: PlaceName = "here", trials: int | None = None
+) -> PreparedStudy:
+    """Read an existing study; if `jobs` is None, use as many processes as before, or `auto` on Ray or after Ray."""
     study_dir = study_dir.absolute()
     import_optuna()
     settings, record = read_settings(study_dir), read_study(study_dir)
@@ -214,17 +231,18 @@ def reopen_study(study_dir: Path, jobs: Jobs | None, *, trials: int | None = Non
         settings = StudySettings(**{**settings.model_dump(), "trials": trials})
     space = _checked_space(Layer("space", settings.space), settings.train_config, settings.budgets[0])
     _check_options(settings, space)
-    count = resolve_jobs(record.jobs if jobs is None else jobs, settings.trials * settings.seeds_per_trial)
-    return PreparedStudy(study_dir, settings, space, record.model_copy(update={"jobs": count}))
+    before: Jobs = record.jobs if record.on == on == "here" else "auto"
+    count = resolve_jobs(before if jobs is None else jobs, settings.trials * settings.seeds_per_trial, on=on)
+    return PreparedStudy(study_dir, settings, space, record.model_copy(update={"jobs": count, "on": on}))
 
 
-def run_study(
-    study: PreparedStudy, observer: StudyObserver | None = None, make_executor: MakeExecutor = ProcessExecutor
-) -> TuneResult:
+def run_study(study: PreparedStudy, observer: StudyObserver | None = None, place: Place | None = None) -> TuneResult:
     """Train all trials and confirm the best; on a signal, raise `TrainingInterrupted` after every run has saved."""
+    place = place or Here()
+    place.check(study.study_dir)
     lock = RunLock(study.study_dir).acquire()
     try:
-        return _StudyRun(study, observer or SilentStudyObserver(), make_executor).run()
+        return _StudyRun(study, observer or SilentStudyObserver(), place).run()
     finally:
         lock.release()
 
@@ -232,11 +250,12 @@ def run_study(
 class _StudyRun:
     """A study at work: the only one that chooses, promotes and records trials."""
 
-    def __init__(self, study: PreparedStudy, observer: StudyObserver, make_executor: MakeExecutor) -> None:
+    def __init__(self, study: PreparedStudy, observer: StudyObserver, place: Place) -> None:
         self._study_dir, self._settings, self._space = study.study_dir, study.settings, study.space
-        self._observer, self._make_executor = observer, make_executor
+        self._observer, self._place = observer, place
         newest = read_study(study.study_dir)  # again, because another process may have changed it before the lock
-        self._record = newest.model_copy(update={"jobs": study.record.jobs, "status": "running", "ended_at": None})
+        place_now = {"jobs": study.record.jobs, "on": study.record.on}
+        self._record = newest.model_copy(update={**place_now, "status": "running", "ended_at": None})
         self._signal_announced = False
         self._waiting: deque[tuple[int, int]] = deque()  # (trial, seed) of the runs that are to start next
         self._running: dict[str, tuple[int, int]] = {}  # (trial, seed) by the name of the job
@@ -268,7 +287,7 @@ class _StudyRun:
         return TuneResult(self._study_dir, self._settings, self._record, best_config)
 
     def _run_trials(self, signals: list[int]) -> None:
-        loop = run_jobs(self._next_job, self._make_executor(), self._record.jobs, signals)
+        loop = run_jobs(self._next_job, self._place.make_executor(), self._record.jobs, signals)
         try:
             with closing(loop) as events:
                 for event in events:
@@ -413,11 +432,12 @@ class _StudyRun:
         folder = self._study_dir / CONFIRMATION_FOLDER / name
         groups = [path.parent for path in folder.glob(f"*/{GROUP_FILE}")]
         if groups:
-            group = reopen_group(groups[0], self._record.jobs)
+            group = reopen_group(groups[0], self._record.jobs, on=self._place.name)
         else:
             config = config.model_copy(update={"output_dir": folder})
-            group = prepare_group(config, self._settings.confirmation_seeds, self._record.jobs, StopRules())
-        result = run_group(group, self._observer.observe_confirmation(), self._make_executor())
+            seeds, jobs = self._settings.confirmation_seeds, self._record.jobs
+            group = prepare_group(config, seeds, jobs, StopRules(), self._place)
+        result = run_group(group, self._observer.observe_confirmation(), self._place)
         failed = [record for record in result.record.seeds if not record.done]
         if failed:
             raise RunDirectoryError(f"confirmation: seed {failed[0].seed} {failed[0].status} ({failed[0].reason})")

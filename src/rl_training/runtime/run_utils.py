@@ -63,6 +63,7 @@ class TrainingRun:
     def note(self, **changes: Any) -> None:
         """Change some entries of the metadata. If that fails, warn once and continue."""
         try:
+            self.lock.check_held()
             update_metadata(self.run_context, **changes)
         except (OSError, RunDirectoryError) as error:
             if not self._metadata_failed:

@@ -255,6 +255,7 @@ class TrainingSession:
         self._logged_at_time = now
         self._logged_at_step = self._timed_from_step = step
         trained = {name: value for name, value in self.state.metrics.items() if not name.startswith("eval/")}
+        self._run.lock.check_held()
         self._run.logger.log_metrics(trained, step=step)
         self._run.logger.log_digest(digest([self.parts.learner.state_dict(), self.parts.collector.obs]), step=step)
         self._mark_done("log")
@@ -289,6 +290,7 @@ class TrainingSession:
         self._evaluation, self._evaluated_at = metrics, step
         self._mark_done("evaluate")
         logged = logged_evaluation(metrics)
+        self._run.lock.check_held()
         self._run.logger.log_metrics(logged, step=step)
         self._replace_metrics("eval/", logged)
         is_best = self._note_best(metrics)
@@ -331,6 +333,7 @@ class TrainingSession:
 
     def _write_checkpoint(self, name: str) -> Path:
         path, segments = self._run.run_context.checkpoints_dir / name, self._run.segments
+        self._run.lock.check_held()
         self.saving = True
         try:
             return save_run_checkpoint(path, self._checkpoint(since=segments.saved_until), segments)
