@@ -303,3 +303,30 @@ def test_a_trial_records_the_values_that_it_trains_with(tiny: TrainConfig) -> No
     for trial in result.record.trials:
         config = yaml.safe_load((result.study_dir / trial.runs[0].run_dir / "config.yaml").read_text())
         assert config["algo_kwargs"]["minibatch_size"] == trial.params["minibatch_size"]
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from rl_training.experiment.locking import RunLock
+run_dir, log = map(Path, sys.argv[1:])
+run_dir.mkdir()
+lock = RunLock(run_dir).acquire()
+print(flush=True)
+while not log.exists():
+    time.sleep(0.05)
+time.sleep(1.0)
+lock.release()
+"""
+
+
+def test_a_trial_waits_for_the_process_of_a_study_that_was_killed(straight_study: Path, tmp_path: Path) -> None:
+    study_dir = shutil.copytree(straight_study, tmp_path / "study")
+    run_dir = study_dir / read_study(study_dir).trials[0].runs[0].run_dir.replace("trial0000", "trial0005")
+    log = study_dir / "logs" / "trial0005_seed1.log"
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(run_dir), str(log)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        trial = resume_study(study_dir, trials=6).record.trials[5]
+    assert trial.values
+    assert not trial.failure

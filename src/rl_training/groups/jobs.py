@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Jobs = int | Literal["auto"]
 
+LOCK_SECONDS = 180.0
+"""Enough for a run to save and end, or to be killed, after its owner has gone or cannot be reached."""
 _NAME_PREFIX = "run-"
 
 

@@ -8,13 +8,12 @@ from typing import Any, Literal, Protocol
 
 from rl_training.errors import describe_error
 from rl_training.experiment.checkpointing import step_checkpoints, step_of
-from rl_training.groups.jobs import Outcome, ProgressUpdate, RunJob
+from rl_training.groups.jobs import LOCK_SECONDS, Outcome, ProgressUpdate, RunJob
 from rl_training.groups.run_actor import SILENCE_SECONDS, RunActor, Surroundings
 
 _MAX_LOSSES = 3  # in a row, without a new checkpoint
 _MAX_REFUSALS = 5
 _REFUSAL_SECONDS = 5.0
-_LOCK_SECONDS = 3.0 * SILENCE_SECONDS  # until a run that goes on elsewhere, cut off from the driver, has ended
 _SAVING_SECONDS = 10.0
 _KILLING_SECONDS = 10.0
 _SENDING_SECONDS = 5.0
@@ -94,7 +93,7 @@ class RayExecutor:
 
     def start(self, job: RunJob) -> None:
         """Start a run on some node."""
-        job = replace(job, lock_seconds=_LOCK_SECONDS)
+        job = replace(job, lock_seconds=LOCK_SECONDS)
         self._runs[job.name] = RemoteRun(job, _newest_step(job))
         self._place(self._runs[job.name])
 

@@ -51,7 +51,7 @@ from rl_training.experiment.studies import (
 from rl_training.experiment.validation import config_error
 from rl_training.groups.executor import RunEvent, collected_signals, run_jobs
 from rl_training.groups.halving import find_best, find_last_promotion, find_promotion
-from rl_training.groups.jobs import Jobs, Outcome, ProgressUpdate, RunJob, in_run_process
+from rl_training.groups.jobs import LOCK_SECONDS, Jobs, Outcome, ProgressUpdate, RunJob, in_run_process
 from rl_training.groups.many_seeds import prepare_group, reopen_group, resolve_jobs, run_group
 from rl_training.groups.observer import SeedProgress, SilentStudyObserver, StudyObserver
 from rl_training.groups.places import Here, Place, open_place, place_name
@@ -345,6 +345,7 @@ class _StudyRun:
             stop=StopRules(at_step=None if is_last else budget),
             start_method=multiprocessing.get_start_method(),
             make_callback=self._observer.make_run_callback,
+            lock_seconds=LOCK_SECONDS,  # a trial that fails is not repeated
         )
 
     def _run_config(self, trial: Trial, seed: int) -> TrainConfig:
