@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# All tests of a file run in one process, so that they share what is costly to make: runs, compiled updates, clusters.
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: train test check format benchmark chaos bench scale clean
 
@@ -10,13 +12,13 @@ train: $(READY)
 	$(BIN)/rl-training train --config configs/ppo/cartpole.yaml
 
 test: $(READY)
-	$(BIN)/pytest --numprocesses 2
+	$(PYTEST)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses 2
+	$(PYTEST)
 
 format: $(READY)
 	$(BIN)/ruff format .
