@@ -23,9 +23,9 @@ from rl_training.errors import ClusterError, ConfigError, EnvironmentStepError
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.experiment.sources import Layer
-from rl_training.runtime import ray_places
+from rl_training.runtime import ray_connection, ray_places
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.ray_places import import_ray
+from rl_training.runtime.ray_connection import import_ray
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import prepare_resume, resume_training
 
@@ -176,7 +176,7 @@ def test_a_run_that_loses_the_head_is_saved_and_resumed_exactly(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, process: str, text: str
 ) -> None:
     for name in ("_HEAD_SECONDS", "_HEAD_CHECK_SECONDS"):
-        monkeypatch.setattr(ray_places, name, 0.0)
+        monkeypatch.setattr(ray_connection, name, 0.0)
     cluster = start_cluster(3)
     (lost,) = cluster.head_node.all_processes[process]
     config = on_ray(make_config, cluster, "sac")

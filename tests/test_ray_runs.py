@@ -15,7 +15,7 @@ import psutil
 import pytest
 from chaos import result_of
 from conftest import MakeConfig, wait_until
-from ray_clusters import add_node, three_nodes
+from ray_clusters import add_node, start_cluster, three_nodes
 from test_many_seeds import Place, Watched, results, statuses
 from test_tuning import SPACE
 
@@ -24,6 +24,7 @@ from rl_training.cli import main
 from rl_training.experiment.groups import read_group
 from rl_training.experiment.runs import find_runs
 from rl_training.groups.tuning import TuneResult
+from rl_training.runtime import ray_connection
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]  # Ray's own warnings are not ours
@@ -115,6 +116,36 @@ def test_seeds_go_on_elsewhere_when_an_actor_and_a_node_are_killed(
     assert results(place.group()) == expected
     assert read_group(place.group()).on == "ray"
     assert "Training ppo" in (place.group() / "logs" / "seed1.log").read_text()
+
+
+def test_a_group_that_loses_the_head_ends_with_a_clear_line_and_is_resumed_here(
+    place: Place, expected: dict[int, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("_HEAD_SECONDS", "_HEAD_CHECK_SECONDS"):
+        monkeypatch.setattr(ray_connection, name, 0.0)
+    place.hold(1, 2)
+    cluster = start_cluster(2)
+    (head,) = cluster.head_node.all_processes["gcs_server"]
+
+    def kill_head() -> None:
+        held = place.catch(1, 2)
+        head.process.kill()
+        head.process.wait()
+        place.lift()
+        for end in held:
+            end.close()
+
+    thread = threading.Thread(target=kill_head)
+    thread.start()
+    try:
+        assert main(place.argv("--seeds", "1-2", *on_ray(cluster))) == 1
+    finally:
+        cluster.shutdown()
+    thread.join()
+    assert "error: the head of the Ray cluster has not answered" in capsys.readouterr().err
+    wait_until(lambda: not run_processes())
+    assert main(["resume", str(place.group())]) == 0
+    assert results(place.group()) == {seed: expected[seed] for seed in (1, 2)}
 
 
 def test_a_signal_saves_all_runs_and_the_group_goes_on_here(

@@ -28,7 +28,13 @@ from rl_training.cli.report import report
 from rl_training.cli.resume import resume
 from rl_training.cli.train import train
 from rl_training.cli.tune import tune
-from rl_training.errors import EnvironmentStepError, NonFiniteUpdateError, RLTrainingError, TrainingInterrupted
+from rl_training.errors import (
+    ClusterError,
+    EnvironmentStepError,
+    NonFiniteUpdateError,
+    RLTrainingError,
+    TrainingInterrupted,
+)
 from rl_training.output import drop_lost_output, printable_warnings, show_line, warn_of_lost_output
 from rl_training.processes import kill_children, mark_children
 from rl_training.signals import exiting_on_signals
@@ -120,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _is_failure(error: Exception) -> bool:
     """Return whether a run or an env failed, as opposed to the user making a mistake."""
     in_run = isinstance(error, RLTrainingError) and error.ended_run
-    return in_run or isinstance(error, (EnvironmentStepError, NonFiniteUpdateError))
+    return in_run or isinstance(error, (ClusterError, EnvironmentStepError, NonFiniteUpdateError))
 
 
 def entry_point() -> None:

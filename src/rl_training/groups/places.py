@@ -44,7 +44,7 @@ def place_name(on: str) -> PlaceName:
         return "here"
     if on == "ray" or (on.startswith("ray=") and len(on) > len("ray=")):
         return "ray"
-    raise ConfigError(f"on={on}: give here, ray, or ray=ADDRESS, such as ray=auto or ray=10.0.0.1:6379")
+    raise ConfigError(f"on={on}: give here, ray, or ray=ADDRESS, such as ray=auto or ray=HOST:6379")
 
 
 def describe_jobs(jobs: int, on: PlaceName) -> str:

@@ -15,7 +15,7 @@ from rl_training.experiment.groups import PlaceName
 from rl_training.groups.executor import Executor
 from rl_training.groups.ray_executor import RayExecutor
 from rl_training.groups.run_actor import DRIVER_FILE, check_node, node_versions
-from rl_training.runtime.ray_places import connect
+from rl_training.runtime.ray_connection import RayConnection, connect
 
 _CHECK_SECONDS = 120.0
 _REFRESH_SECONDS = 1.0
@@ -82,6 +82,7 @@ class RayCluster:
         self._directory: Path | None = None
         self._ray: Any = None
         self._owns_ray = False
+        self._connection: RayConnection | None = None
         self._alive: dict[str, dict[str, Any]] = {}
         self._addresses: dict[str, str] = {}
         self._problems: dict[str, str | None] = {}
@@ -94,6 +95,8 @@ class RayCluster:
             raise ConfigError("collect_on=ray: a run on Ray cannot have collectors on Ray; set collect_on=processes")
         if self._ray is None:
             self._ray, self._owns_ray = connect(self._address)
+            self._connection = RayConnection(self._ray)
+            self._connection.open()
         if self._directory is None or not directory.is_relative_to(self._directory):
             self._directory, self._problems = directory, {}
         self._read_nodes()
@@ -115,7 +118,12 @@ class RayCluster:
         return RayExecutor(self._ray, self)
 
     def refresh(self) -> None:
-        """Look for nodes that have joined or gone, and for answers of those that are checked."""
+        """Look for nodes that have joined or gone, and for answers of those that are checked.
+
+        Raise `ClusterError` if the cluster itself is lost.
+        """
+        assert self._connection is not None
+        self._connection.check()
         if time.monotonic() - self._refreshed_at >= _REFRESH_SECONDS:
             self._refreshed_at = time.monotonic()
             self._read_nodes()
@@ -175,6 +183,8 @@ class RayCluster:
     def close(self) -> None:
         """Disconnect from the cluster, and shut Ray down if it was started for these runs."""
         self._close_checks()
+        if self._connection is not None:
+            self._connection.close()
         if self._owns_ray:
             self._ray.shutdown()
             self._owns_ray = False

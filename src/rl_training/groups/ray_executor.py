@@ -3,10 +3,11 @@
 import signal
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from rl_training.errors import describe_error
+from rl_training.errors import ClusterError, describe_error
 from rl_training.experiment.checkpointing import step_checkpoints, step_of
 from rl_training.groups.jobs import LOCK_SECONDS, Outcome, ProgressUpdate, RunJob
 from rl_training.groups.run_actor import SILENCE_SECONDS, RunActor, Surroundings
@@ -39,7 +40,7 @@ class Nodes(Protocol):
         """How many runs they have CPUs for."""
 
     def refresh(self) -> None:
-        """Look for nodes that have joined or gone."""
+        """Look for nodes that have joined or gone. Raise `ClusterError` if the cluster is lost."""
 
     def describe_loss(self, node_id: str) -> str:
         """Describe the loss of a run's actor on this node, alone or with the node."""
@@ -239,8 +240,9 @@ class RayExecutor:
         """Stop the runs that still train, and wait until they have saved."""
         self.stop(signal.SIGTERM)
         deadline = time.monotonic() + _SAVING_SECONDS
-        while self._runs and time.monotonic() < deadline:
-            self.poll(0.25)
+        with suppress(ClusterError):  # the runs save by themselves
+            while self._runs and time.monotonic() < deadline:
+                self.poll(0.25)
         for run in self._runs.values():
             self._discard(run)
         self._kill_actors(self._idle)

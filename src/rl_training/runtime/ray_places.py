@@ -1,13 +1,8 @@
-"""Groups of envs on a Ray cluster, one actor each. Ray is imported only when a run asks for it."""
+"""Groups of envs on a Ray cluster, one actor each."""
 
-import os
 import pickle
 import re
-import signal
-import socket
 import sys
-import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,191 +17,14 @@ from rl_training.experiment.config import TrainConfig
 from rl_training.interpreters import module_places
 from rl_training.runtime.grouped_collector import GroupFailure
 from rl_training.runtime.places import GroupServer, MakeGroup, Patience, silence_seconds
+from rl_training.runtime.ray_connection import RayConnection, connect
 from rl_training.runtime.shares import Order, RemoteGroup, Share, Weights
 
-_OBJECT_STORE_BYTES = 512 * 2**20  # of a local Ray, which would take a third of the memory by itself
-_CONNECT_SECONDS = 5.0
-_READ_BYTES = 4_096
 _PROGRESS = "progress"
-_HEAD_SECONDS = 20.0  # without the head of the cluster before the run ends
-_HEAD_CHECK_SECONDS = 1.0  # between two checks
-_HEAD_CONNECT_SECONDS = 1.0
 _START_SECONDS = 300.0  # for an actor to find a place in the cluster, and to start there
 _START_NOTICE_SECONDS = 60.0  # until a line says that an actor has not started
-_RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"  # after which Ray ends a process that has lost the head
-_RECONNECT_SECONDS = 3_600  # longer than an update, in which nobody looks at the cluster
 _LOSS = re.compile(r"because (its [\w ]+ has died|it was [^.\n]+)")  # in the many sentences of Ray's errors
 _QUESTIONS = 8  # about the progress of an actor, within the time after which it counts as lost
-
-
-def import_ray() -> Any:
-    """Import Ray, or say how to install it."""
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError("Ray is not installed: pip install 'rl-training[ray]'") from None
-    return ray
-
-
-def connect(address: str) -> tuple[Any, bool]:
-    """Connect to the cluster at this address, unless this process is connected; return Ray, and whether it was not.
-
-    `local` starts Ray on this machine.
-    """
-    with _set_reconnect_time():
-        ray = import_ray()
-        return ray, not ray.is_initialized() and _initialize(ray, address)
-
-
-def _initialize(ray: Any, address: str) -> bool:
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address == "local":
-        options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
-    try:
-        _check_reachable(address)
-        with warnings.catch_warnings(), _keeping_signal_handler():
-            warnings.simplefilter("ignore")  # advice about Ray's own future defaults
-            ray.init(address=address, **options)
-    except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError) as error:
-        raise ConfigError(
-            f"ray_address={address!r}: there is no Ray cluster to connect to ({describe_error(error)}); start one with "
-            "'ray start --head', or use ray_address=local"
-        ) from None
-    return True
-
-
-@contextmanager
-def _set_reconnect_time() -> Iterator[None]:
-    """Let Ray, which reads its options when it is imported, try longer to reconnect before it ends this process."""
-    if _RECONNECT in os.environ:
-        yield
-        return
-    os.environ[_RECONNECT] = str(_RECONNECT_SECONDS)
-    try:
-        yield
-    finally:
-        os.environ.pop(_RECONNECT, None)
-
-
-def _check_reachable(address: str) -> None:
-    """Raise `OSError` if nobody listens at `host:port`; Ray would try again and again for minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if colon and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-
-
-@contextmanager
-def _keeping_signal_handler() -> Iterator[None]:
-    """Keep the handler of SIGTERM inside the context, where Ray installs its own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-class _Port:
-    """A port on this machine, which is watched through an open connection: one per look would use up the ports."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        self._address = address
-        self._connection: socket.socket | None = None
-
-    def is_closed(self) -> bool:
-        """Return whether nobody listens at the port any more."""
-        if self._connection is not None and _is_open(self._connection):
-            return False
-        self.release()
-        try:
-            self._connection = socket.create_connection(self._address, _CONNECT_SECONDS)
-        except ConnectionRefusedError:
-            return True
-        except OSError:  # the machine is busy
-            return False
-        self._connection.setblocking(False)
-        return False
-
-    def release(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-
-def _is_open(connection: socket.socket) -> bool:
-    try:
-        while connection.recv(_READ_BYTES):  # what a server says first
-            pass
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
-
-
-class _Connection:
-    """The connection to a cluster. It notices a loss before Ray does, which would end this process at once.
-
-    Ray ends the process if it uses its object store after the Ray of this machine has ended, and some time after it
-    has lost the head. A Ray client (`ray://`) does neither.
-    """
-
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
-        self._node: _Port | None = None
-        self._head: tuple[str, int] | None = None
-        self._checked_at = time.monotonic()
-        self._lost_at: float | None = None  # when the head did not answer for the first time in a row
-
-    def open(self) -> None:
-        """Find the ports to watch."""
-        if not self._ray.util.client.ray.is_connected():
-            context = self._ray.get_runtime_context()
-            node = next(each for each in self._ray.nodes() if each["NodeID"] == context.get_node_id())
-            host, _, port = context.gcs_address.rpartition(":")
-            self._node = _Port((node["NodeManagerAddress"], node["NodeManagerPort"]))
-            self._head = (host, int(port))
-
-    def check(self) -> None:
-        """Raise `ClusterError` if the cluster is lost."""
-        if self._node is not None and self._node.is_closed():
-            raise ClusterError("Ray has ended on this machine: start it again, and resume the run")
-        if time.monotonic() - self._checked_at >= _HEAD_CHECK_SECONDS:
-            self.reaches_head()
-        if self._lost_at is not None and time.monotonic() - self._lost_at >= _HEAD_SECONDS:
-            raise ClusterError(
-                f"the head of the Ray cluster has not answered for {_HEAD_SECONDS:g} s: start the cluster again, and "
-                "resume the run"
-            )
-
-    def reaches_head(self) -> bool:
-        """Return whether the head accepts connections; without it, many calls of Ray wait for a long time."""
-        self._checked_at = time.monotonic()
-        try:
-            if self._head is not None:
-                socket.create_connection(self._head, _HEAD_CONNECT_SECONDS).close()
-        except OSError:
-            self._lost_at = self._lost_at or self._checked_at
-            return False
-        self._lost_at = None
-        return True
-
-    def close(self) -> None:
-        """Stop watching the cluster."""
-        if self._node is not None:
-            self._node.release()
-
-    def describe_cpus(self, needed: float) -> str:
-        """Compare the CPUs of the cluster with what an actor needs."""
-        if not self.reaches_head():
-            return "the head of the cluster does not answer"
-        free, total = (
-            resources.get("CPU", 0.0) for resources in (self._ray.available_resources(), self._ray.cluster_resources())
-        )
-        return f"it needs {needed:g} CPUs, and {free:g} of the {total:g} CPUs of the cluster are free"
 
 
 def _describe_loss(error: Exception) -> str:
@@ -297,7 +115,7 @@ class GroupsOnRay:
         self._weights: Weights | None = None
         self._weights_ref: Any = None
         self._members: list[_Member] = []
-        self._connection = _Connection(self._ray)
+        self._connection = RayConnection(self._ray)
         try:
             self._connection.open()
             self._check_resources(len(groups) * self._cpus)
