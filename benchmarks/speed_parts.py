@@ -28,11 +28,9 @@ from rl_training.envs.making import make_single_env
 from rl_training.envs.vector.batched import BatchedVectorEnv
 from rl_training.envs.vector.sync import SyncEpisodeVectorEnv
 from rl_training.policies.acting import SamplingActor, WarmUpActor
-from rl_training.policies.actor_critic import ActorCritic
 from rl_training.policies.networks.cnn import ImageSize, NatureCNN
 from rl_training.policies.networks.mlp import product
-from rl_training.policies.q_network import QNetwork
-from rl_training.policies.soft_actor_critic import NUM_CRITICS, SquashedActor
+from rl_training.policies.soft_actor_critic import NUM_CRITICS
 from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.run_utils import limited_threads
 from rl_training.runtime.trainer import TrainerState
@@ -47,7 +45,6 @@ _METHODS: dict[str, tuple[tuple[type, str, str], ...]] = {
     "ppo": (
         *_ENV,
         (SamplingActor, "act", "act"),
-        (ActorCritic, "to_env", "act"),
         (RolloutBuffer, "add", "store"),
         (PPOLearner, "compute_advantages", "update"),
         (PPOLearner, "update", "update"),
@@ -56,14 +53,12 @@ _METHODS: dict[str, tuple[tuple[type, str, str], ...]] = {
         *_ENV,
         *_TRANSITIONS,
         (EpsilonGreedyActor, "act", "act"),
-        (QNetwork, "to_env", "act"),
         (DQNLearner, "update", "update"),
     ),
     "sac": (
         *_ENV,
         *_TRANSITIONS,
         (WarmUpActor, "act", "act"),
-        (SquashedActor, "to_env", "act"),
         (SACLearner, "update", "update"),
     ),
 }

@@ -148,7 +148,7 @@ def test_help_groups_the_options_of_a_long_command(capsys: pytest.CaptureFixture
         heading: re.findall(r"--[a-z-]+", text) for heading, text in zip(sections[1::2], sections[2::2], strict=True)
     }
     assert options["What to train"][:3] == ["--config", "--algo", "--env"]
-    assert options["Many seeds"] == ["--seeds", "--jobs"]
+    assert options["Many seeds"] == ["--seeds", "--jobs", "--on"]
     assert options["Safety"] == ["--trust"]
     assert options["Options"] == ["--help"]
 

@@ -44,6 +44,10 @@ MISTAKES: list[tuple[Any, str]] = [
         {"minibatch_size": {"low": 8, "high": 64, "at_most": "num_step"}},
         "at_most: num_step: unknown parameter; did you",
     ),
+    (
+        {"update_epochs": {"low": 1, "high": 9, "at_most": "hidden_sizes"}},
+        "update_epochs: at_most: hidden_sizes=[64, 64] is not a number above 0",
+    ),
     ({}, "the search space has no parameter"),
     ("learning_rate", ":1: expected a map of config keys, got str"),
 ]

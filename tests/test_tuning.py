@@ -1,5 +1,6 @@
 """Studies: promotion by hand-worked numbers, samplers without state, exact continuation, and an honest result."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -15,12 +16,13 @@ from conftest import TINY_PPO, MakeConfig, wait_until
 
 from rl_training import TrainConfig, tune
 from rl_training.cli import main
-from rl_training.errors import ConfigError, RunDirectoryError
+from rl_training.errors import ConfigError, RunDirectoryError, TrainingInterrupted
 from rl_training.experiment.runs import context_of, find_runs, read_metadata
 from rl_training.experiment.search_space import SearchSpace, read_space
 from rl_training.experiment.sources import Layer
 from rl_training.experiment.studies import StudySettings, Trial, TrialRun, read_settings, read_study
 from rl_training.groups.halving import find_best, find_last_promotion, find_promotion
+from rl_training.groups.observer import SilentStudyObserver
 from rl_training.groups.suggesting import suggest
 from rl_training.groups.tuning import TuneResult, resume_study
 
@@ -250,7 +252,7 @@ def test_a_trial_that_fails_does_not_end_the_study(tiny: TrainConfig) -> None:
 
 def test_a_study_whose_first_trials_all_fail_ends_with_their_reason(tiny: TrainConfig) -> None:
     broken = tiny.model_copy(update={"best_metric": "success_rate"})
-    with pytest.raises(RunDirectoryError, match=r"the first 5 trials failed.*'success_rate' is not in the evaluation"):
+    with pytest.raises(RunDirectoryError, match=r"5 trials in a row failed.*'success_rate' is not in the evaluation"):
         run_tiny(broken, trials=8, rungs=1)
 
 
@@ -287,6 +289,43 @@ def test_a_study_can_only_be_resumed_with_options_that_fit(
     assert "can only be resumed with --trials, --on, --jobs and --trust" in first
     assert "give options for a new study, or `tune resume STUDY`" in second
     assert "is a study: it can only be resumed with --on, --jobs and --trust" in third
+
+
+def test_a_completed_study_is_left_alone(straight_study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in straight_study.iterdir() if path.is_file()}
+    assert main(["tune", "resume", str(straight_study)]) == 0
+    assert "best config:" in capsys.readouterr().out
+    assert resume_study(straight_study).best_config is not None
+    assert {path: path.read_bytes() for path in straight_study.iterdir() if path.is_file()} == before
+
+
+def test_a_study_whose_settings_were_edited_is_refused(straight_study: Path, tmp_path: Path) -> None:
+    study_dir = shutil.copytree(straight_study, tmp_path / "study")
+    settings = study_dir / "study.yaml"
+    settings.write_text(settings.read_text().replace("rungs: 3", "rungs: 2"))
+    with pytest.raises(RunDirectoryError, match=r"study\.yaml was changed after the study had begun: undo the change"):
+        resume_study(study_dir, trials=6)
+
+
+def test_a_run_that_is_stopped_before_it_has_a_directory_only_interrupts_the_study(tiny: TrainConfig) -> None:
+    """The first signal comes as soon as the study says that it begins."""
+
+    class Impatient(SilentStudyObserver):
+        def on_progress(self, record: Any, running: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(TrainingInterrupted, match="continue with: rl-training tune resume"):
+        run_tiny(tiny, observer=Impatient())
+    (study_dir,) = tiny.output_dir.iterdir()
+    assert read_study(study_dir).status == "interrupted"
+    assert not any(trial.failure for trial in read_study(study_dir).trials)
+
+
+def test_a_confirmation_evaluates_as_many_episodes_as_the_trials(tiny: TrainConfig) -> None:
+    result = run_tiny(tiny.model_copy(update={"eval_episodes": 0}), trials=1, rungs=1, confirm=2)
+    assert result.confirmation is not None
+    for path in (result.study_dir / "confirmation").glob("*/*/config.yaml"):
+        assert yaml.safe_load(path.read_text())["eval_episodes"] == 2
 
 
 def test_a_trial_records_the_values_that_it_trains_with(tiny: TrainConfig) -> None:

@@ -9,7 +9,7 @@ import typer
 def list_runs(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where to look for runs.")] = Path("runs"),
 ) -> int:
-    """List the runs and studies below a directory, or the trials of a study.
+    """List runs and studies below a directory, or trials of a study.
 
     Examples:
         rl-training list

@@ -1,4 +1,4 @@
-"""`resume`: continue a run or a group of seeds, fork a checkpoint, or verify that this machine repeats a run."""
+"""`resume`: continue a run, a group or a study, fork a checkpoint, or verify that this machine repeats a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,7 +99,7 @@ def resume(
     force: ForceOption = False,
     trust: TrustOption = False,
 ) -> int:
-    """Continue a run, a group of seeds or a study, or fork a checkpoint.
+    """Continue a run, a group or a study, or fork a checkpoint.
 
     A run continues from its newest intact checkpoint.
 

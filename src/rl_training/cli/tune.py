@@ -192,11 +192,15 @@ def _start(
 
 def resume_study(study_dir: Path, jobs: str | None, on: str, trials: int | None, *, trust: bool) -> int:
     """Continue a study where it was interrupted, with more trials if they are given."""
+    from rl_training.cli.tune_progress import show_study
     from rl_training.groups.places import open_place, place_name
-    from rl_training.groups.tuning import reopen_study
+    from rl_training.groups.tuning import is_complete, reopen_study
 
     with guarded_imports(study_dir, [], trust=trust):
         study = reopen_study(study_dir, None if jobs is None else parse_jobs(jobs), on=place_name(on), trials=trials)
+        if is_complete(study):
+            show_study(study.study_dir, study.settings, study.record)
+            return 0
         admit_env(study.settings.train_config)
         with open_place(on, study.settings.train_config) as place:
             return _run(study, place)

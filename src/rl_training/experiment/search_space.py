@@ -123,6 +123,11 @@ class SearchSpace:
         plain = plain_config(config)
         known = {**plain["algo_kwargs"], **plain, **drawn, FIRST_RUNG: first_rung}
         ranges = {name: values for name, values in self.parameters.items() if isinstance(values, Range)}
+        for name, values in ranges.items():
+            unusable = [each for each in values.limiting_names if not _is_positive(known[each])]
+            if unusable:
+                text = f"{name}: at_most: {unusable[0]}={known[unusable[0]]!r} is not a number above 0"
+                raise config_error([Problem((name,), text)])
         for _ in ranges:  # again and again, because a limit may depend on a value that another limit lowers
             known |= {name: values.lower(drawn[name], known) for name, values in ranges.items()}
         return {name: known[name] for name in drawn}
@@ -144,6 +149,10 @@ def _scaled(before: Any, value: Any) -> Any:
     if not isinstance(before, dict) or not before.get("start") or not isinstance(value, (int, float)):
         return value
     return {**before, "start": value, "end": before["end"] * value / before["start"]}
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
 def _is_power_of_two(value: float) -> bool:

@@ -3,6 +3,8 @@
 `study.yaml` holds the settings, `study.json` the trials and the result.
 """
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -70,6 +72,12 @@ class StudySettings(StudyOptions):
     """The config that the trials start from, with all values."""
     space: dict[str, Any]
     """The search space."""
+
+    @property
+    def sha256(self) -> str:
+        """A digest of what must not change after the study has begun."""
+        fixed = self.model_dump(mode="json", exclude={"trials", "storage"})
+        return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
     @property
     def train_config(self) -> TrainConfig:
@@ -157,6 +165,8 @@ class StudyRecord(StrictModel):
     versions: dict[str, str]
     git_commit: str | None
     host: dict[str, Any]
+    settings_sha256: str | None = None
+    """The digest of the settings that the study began with; none in studies of earlier versions."""
     trials: tuple[Trial, ...] = ()
     steps: int = 0
     """Env steps of all trials together."""
@@ -203,7 +213,7 @@ def create_study(output_dir: Path, settings: StudySettings, **about: Any) -> tup
     """Create a study directory without trials; `about` holds the record's fields that the settings lack."""
     config = settings.train_config
     name = f"tune__{slug(config.algo)}__{slug(config.env_id)}__{unique_suffix()}"
-    record = StudyRecord(algo=config.algo, env_id=config.env_id, **about)
+    record = StudyRecord(algo=config.algo, env_id=config.env_id, settings_sha256=settings.sha256, **about)
     study_dir = make_directory(output_dir, name, (LOGS_FOLDER,))
     write_settings(study_dir, settings)
     write_study(study_dir, record)

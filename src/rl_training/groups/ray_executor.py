@@ -80,7 +80,7 @@ class RayExecutor:
     def __init__(self, ray: Any, cluster: Nodes) -> None:
         self._ray, self._cluster = ray, cluster
         self._runs: dict[str, RemoteRun] = {}
-        self._idle: list[Any] = []  # actors whose run has just ended: the next run needs not wait for a new one
+        self._idle: list[Any] = []  # actors whose run has just ended: the next run need not wait for a new one
         self._actor_class = ray.remote(num_cpus=cluster.cpus, max_restarts=0, max_concurrency=_CALLS_AT_ONCE)(RunActor)
         self._surroundings = Surroundings.of_this_process()
         self._signal: int | None = None

@@ -6,7 +6,7 @@ space lists its parameters matters for a grid only.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ def _to_optuna(value: Any, values: Values) -> Any:
 
 
 def frozen_trials(settings: StudySettings, space: SearchSpace, trials: Sequence[Trial]) -> list[Any]:
-    """Return the trials as Optuna's: complete at the last rung, pruned at an earlier one, pruned without a value."""
+    """Return the trials as Optuna's: complete at the last rung, pruned at an earlier one or if failed, else running."""
     optuna = import_optuna()
     return [_frozen(optuna.trial, settings, space, trial) for trial in trials]
 
@@ -148,8 +148,9 @@ def _suggest_by_cmaes(settings: StudySettings, space: SearchSpace, trials: Seque
     )
     size = optimizer.population_size
     for start in range(0, len(trials) - size + 1, size):
-        generation = [optimizer.ask() for _ in range(size)]
-        optimizer.tell(_losses(generation, trials[start : start + size]))
+        for _ in range(size):  # draws what was drawn for this generation
+            optimizer.ask()
+        optimizer.tell(_losses(ranges, trials[start : start + size]))
     for _ in range(len(trials) % size):
         optimizer.ask()
     point = optimizer.ask()
@@ -159,11 +160,19 @@ def _suggest_by_cmaes(settings: StudySettings, space: SearchSpace, trials: Seque
     return drawn | {name: options[int(random.integers(len(options)))] for name, options in choices.items()}
 
 
-def _losses(generation: Sequence[Any], trials: Sequence[Trial]) -> list[tuple[Any, float]]:
+def _losses(ranges: Mapping[str, Range], trials: Sequence[Trial]) -> list[tuple[Any, float]]:
     """Pair the points of a generation with losses; a trial without a value counts as the worst."""
-    values = [trial.values[0] if trial.values and not trial.failure else -math.inf for trial in trials]
-    worst = min((value for value in values if value > -math.inf), default=0.0)
-    return [(point, -max(value, worst)) for point, value in zip(generation, values, strict=True)]
+    points = [np.array([_share(trial.params[name], values) for name, values in ranges.items()]) for trial in trials]
+    found = [trial.values[0] if trial.values and not trial.failure else -math.inf for trial in trials]
+    worst = min((value for value in found if value > -math.inf), default=0.0)
+    return [(point, -max(value, worst)) for point, value in zip(points, found, strict=True)]
+
+
+def _share(value: Any, values: Range) -> float:
+    """Return how far a value is on the way from the low to the high end of a range: the inverse of `_at`."""
+    inner, place = _distribution(values), _to_optuna(value, values)
+    low, high = (math.log(inner.low), math.log(inner.high)) if inner.log else (inner.low, inner.high)
+    return ((math.log(place) if inner.log else place) - low) / (high - low)
 
 
 def _at(share: float, values: Range) -> Any:

@@ -5,9 +5,10 @@ import multiprocessing
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,14 @@ from rl_training.experiment.files import write_text
 from rl_training.experiment.groups import GROUP_FILE, PlaceName
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.metrics import describe_missing, result_name
-from rl_training.experiment.runs import check_output_dir, context_of, read_metadata
+from rl_training.experiment.records import check_files
+from rl_training.experiment.runs import check_output_dir, context_of, read_intact_metadata
 from rl_training.experiment.search_space import SearchSpace, load_space, read_space
 from rl_training.experiment.sources import Layer, located
 from rl_training.experiment.studies import (
     BEST_FILE,
     CONFIRMATION_FOLDER,
+    SETTINGS_FILE,
     STUDY_FILE,
     StudyOptions,
     StudyRecord,
@@ -72,7 +75,8 @@ from rl_training.runtime.run_utils import describe_origin, now
 from rl_training.signals import reported_signal
 
 _EVAL_SEED = 0  # of the evaluations of trials, unless the config has one: all trials play the same episodes
-_MAX_FAILURES = 5  # trials that fail before any has succeeded
+_MAX_FIRST_FAILURES = 5  # trials in a row that fail before any has succeeded
+_MAX_FAILURES = 10  # trials in a row that fail later: the cause is hardly their values
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,12 @@ class PreparedStudy:
     settings: StudySettings
     space: SearchSpace
     record: StudyRecord
+
+    @property
+    def best_config(self) -> TrainConfig | None:
+        """The config of the best trial; none if no trial has a value."""
+        best, start = self.record.best_trial, self.settings.train_config
+        return None if best is None else self.space.apply(start, self.record.trials[best].params)
 
 
 @dataclass(frozen=True)
@@ -144,6 +154,8 @@ def resume_study(
 ) -> TuneResult:
     """Continue a study, with more trials if they are given."""
     study = reopen_study(study_dir, jobs, on=place_name(on), trials=trials)
+    if is_complete(study):
+        return TuneResult(study.study_dir, study.settings, study.record, study.best_config)
     with open_place(on, study.settings.train_config) as place:
         return run_study(study, observer, place)
 
@@ -225,6 +237,10 @@ def reopen_study(
     study_dir = study_dir.absolute()
     import_optuna()
     settings, record = read_settings(study_dir), read_study(study_dir)
+    if record.settings_sha256 not in (None, settings.sha256):
+        raise RunDirectoryError(
+            f"{study_dir / SETTINGS_FILE} was changed after the study had begun: undo the change, or start a new study"
+        )
     if trials is not None:
         if trials < len(record.trials):
             raise ConfigError(f"trials={trials}: the study has {len(record.trials)} already; give a larger number")
@@ -232,8 +248,14 @@ def reopen_study(
     space = _checked_space(Layer("space", settings.space), settings.train_config, settings.budgets[0])
     _check_options(settings, space)
     before: Jobs = record.jobs if record.on == on == "here" else "auto"
-    count = resolve_jobs(before if jobs is None else jobs, settings.trials * settings.seeds_per_trial, on=on)
+    most, threads = settings.trials * settings.seeds_per_trial, settings.train_config.num_threads
+    count = resolve_jobs(before if jobs is None else jobs, most, threads, on)
     return PreparedStudy(study_dir, settings, space, record.model_copy(update={"jobs": count, "on": on}))
+
+
+def is_complete(study: PreparedStudy) -> bool:
+    """Return whether a study has nothing left to do."""
+    return study.record.status == "completed" and len(study.record.trials) >= study.settings.trials
 
 
 def run_study(study: PreparedStudy, observer: StudyObserver | None = None, place: Place | None = None) -> TuneResult:
@@ -265,7 +287,8 @@ class _StudyRun:
 
     def run(self) -> TuneResult:
         """Run the trials that are left, then the confirmation."""
-        write_settings(self._study_dir, self._settings)  # a resume may have raised the number of trials
+        with _explained(self._study_dir / SETTINGS_FILE):
+            write_settings(self._study_dir, self._settings)  # a resume may have raised the number of trials
         self._write()
         self._observer.on_study_start(self._study_dir, self._settings, self._record)
         try:
@@ -273,16 +296,18 @@ class _StudyRun:
                 self._run_trials(signals)
             if signals:
                 raise TrainingInterrupted(self._describe_interruption(), reported_signal(signals[0]))
+            if any(trial.unfinished_runs for trial in self._record.trials):
+                raise RunDirectoryError(f"a run was interrupted from outside: {self._describe_interruption()}")
             best_config = self._finish_trials()
             if best_config is not None and self._settings.confirm:
                 self._confirm(best_config)
+            self._write_best(best_config)
         except TrainingInterrupted as error:
             self._end("interrupted")
             raise TrainingInterrupted(self._describe_interruption(), error.signal_number) from None
         except Exception:
             self._end("failed")
             raise
-        self._write_best(best_config)
         self._end("completed" if best_config is not None else "failed")
         return TuneResult(self._study_dir, self._settings, self._record, best_config)
 
@@ -345,7 +370,7 @@ class _StudyRun:
             stop=StopRules(at_step=None if is_last else budget),
             start_method=multiprocessing.get_start_method(),
             make_callback=self._observer.make_run_callback,
-            lock_seconds=LOCK_SECONDS,  # a trial that fails is not repeated
+            lock_seconds=LOCK_SECONDS,  # the run of a study that was killed may still save
         )
 
     def _run_config(self, trial: Trial, seed: int) -> TrainConfig:
@@ -371,7 +396,7 @@ class _StudyRun:
 
     def _apply_outcome(self, trial: Trial, seed: int, outcome: Outcome) -> None:
         run = next(each for each in trial.runs if each.seed == seed)
-        metadata = read_metadata(context_of(self._study_dir / run.run_dir)) if outcome.status != "failed" else {}
+        metadata = read_intact_metadata(context_of(self._study_dir / run.run_dir))  # a run may end before it has any
         run = run.model_copy(update={"steps": int(metadata.get("global_step") or run.steps)})
         if outcome.status == "interrupted":
             self._update(trial.with_run(run))
@@ -389,53 +414,52 @@ class _StudyRun:
         self._waiting = deque(each for each in self._waiting if each[0] != trial.number)
         self._update(trial.model_copy(update={"failure": reason}))
         self._observer.on_message(f"trial {trial.number} failed: {reason}")
-        failed = [each for each in self._record.trials if each.failure]
-        if len(failed) >= _MAX_FAILURES and not any(each.values for each in self._record.trials):
-            raise RunDirectoryError(f"the first {len(failed)} trials failed, the last one with: {reason}")
+        ended = [each for each in self._record.trials if each.failure or each.values]
+        in_a_row = len(list(takewhile(lambda each: each.failure, reversed(ended))))
+        if in_a_row >= (_MAX_FAILURES if any(each.values for each in ended) else _MAX_FIRST_FAILURES):
+            raise RunDirectoryError(f"{in_a_row} trials in a row failed, the last one with: {reason}")
 
     def _update(self, trial: Trial) -> None:
         self._record = self._record.with_trial(trial)
         best = find_best(self._record.trials)
-        self._record = self._record.model_copy(update={"best_trial": best.number if best else None})
+        number = best.number if best else None
+        if number != self._record.best_trial:
+            self._record = self._record.model_copy(update={"best_trial": number, "confirmation": None})
         self._write()
 
     def _write(self) -> None:
-        try:
+        with _explained(self._study_dir / STUDY_FILE):
             write_study(self._study_dir, self._record)
-        except OSError as error:
-            path = self._study_dir / STUDY_FILE
-            raise RunDirectoryError(f"{path} was not written: {describe_error(error)}") from None
 
     def _finish_trials(self) -> TrainConfig | None:
         """Record what the trials show, and return the config of the best one."""
-        trials = self._record.trials
-        importance = find_importance(self._settings, self._space, trials)
+        importance = find_importance(self._settings, self._space, self._record.trials)
         self._record = self._record.model_copy(update={"importance": importance})
         self._write()
-        if self._record.best_trial is None:
-            return None
-        best = self._space.apply(self._settings.train_config, trials[self._record.best_trial].params)
+        best = PreparedStudy(self._study_dir, self._settings, self._space, self._record).best_config
         self._write_best(best)
         return best
 
     def _confirm(self, best: TrainConfig) -> None:
         """Train the starting config and the best one on new seeds, and compare them, unless that was done before."""
-        name = f"trial{self._record.best_trial:04d}"
-        if self._record.confirmation is not None and self._record.confirmation["b"]["label"] == name:
+        if self._record.confirmation is not None:
             return
         start = self._settings.train_config
-        sides = {"start": start, name: best}
+        sides = {"start": start, f"trial{self._record.best_trial:04d}": best}
         a, b = (load_group(self._train_side(label, config), label=label) for label, config in sides.items())
         found = compare(a, b, metric=start.best_metric)
         self._record = self._record.model_copy(update={"confirmation": found.to_json()})
 
     def _train_side(self, name: str, config: TrainConfig) -> Path:
         folder = self._study_dir / CONFIRMATION_FOLDER / name
+        check_files([folder], [])
         groups = [path.parent for path in folder.glob(f"*/{GROUP_FILE}")]
+        check_files(groups, [])
         if groups:
             group = reopen_group(groups[0], self._record.jobs, on=self._place.name)
         else:
-            config = config.model_copy(update={"output_dir": folder})
+            episodes = max(config.eval_episodes, self._settings.episodes)
+            config = config.model_copy(update={"output_dir": folder, "eval_episodes": episodes})
             seeds, jobs = self._settings.confirmation_seeds, self._record.jobs
             group = prepare_group(config, seeds, jobs, StopRules(), self._place)
         result = run_group(group, self._observer.observe_confirmation(), self._place)
@@ -454,7 +478,8 @@ class _StudyRun:
             lines.append(f"On new seeds, with A the starting config: {self._record.confirmation['sentence']}")
         values = {name: value for name, value in plain_config(best).items() if name not in ("seed", "output_dir")}
         text = "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(values, sort_keys=False)
-        write_text(self._study_dir / BEST_FILE, text)
+        with _explained(self._study_dir / BEST_FILE):
+            write_text(self._study_dir / BEST_FILE, text)
 
     def _end(self, status: str) -> None:
         self._record = self._record.model_copy(update={"status": status, "ended_at": now()})
@@ -467,3 +492,12 @@ class _StudyRun:
     def _describe_interruption(self) -> str:
         left = f"interrupted with {len(self._record.trials)} of {self._settings.trials} trials begun"
         return f"{left}; continue with: rl-training tune resume {self._study_dir}"
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn an error of the file system inside the context into a line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(f"{path} was not written: {describe_error(error)}") from None
