@@ -212,7 +212,7 @@ def describe() -> dict[str, Any]:
 
 
 def measure_all(jobs: Sequence[Job], rounds: int, results: Results, output: Path | None) -> None:
-    """Measure every job `rounds` times in turn, keep the fastest round, and save the results after each round."""
+    """Measure every job `rounds` times in turn, keep the fastest round, and save the results after each point."""
     results.origin = describe()
     results.handling_seconds_per_step = handling_seconds_per_step()
     fastest: dict[tuple[str, str, int], Point] = {}
@@ -227,10 +227,9 @@ def measure_all(jobs: Sequence[Job], rounds: int, results: Results, output: Path
                 flush=True,
             )
             if point.key not in fastest or point.steps_per_second > fastest[point.key].steps_per_second:
-                fastest[point.key] = point
-        results.points |= fastest
-        if output is not None:
-            results.save(output)
+                fastest[point.key] = results.points[point.key] = point
+            if output is not None:
+                results.save(output)
 
 
 def parse_arguments() -> argparse.Namespace:
