@@ -147,7 +147,7 @@ def target_lines(results: Results) -> list[str]:
         measured = target.measure(results)
         if measured is not None:
             verdict = "reached" if measured >= target.ratio else "missed"
-            lines.append(f"- {target.text}: {measured:.2f}; the target is {target.ratio:g} ({verdict}).")
+            lines.append(f"- {target.text}: {measured:.3f}; the target is {target.ratio:g} ({verdict}).")
     return lines
 
 

@@ -134,7 +134,7 @@ def test_the_page_and_the_picture_have_every_part(tmp_path: Path) -> None:
     page = document(results)
     assert "| sleep-50-ms | ray | 64 | 819 | 51.20 |" in page
     assert target_lines(results) == [
-        "- 50 ms per step: 64 collectors on Ray, compared with 64 times one collector: 0.80; "
+        "- 50 ms per step: 64 collectors on Ray, compared with 64 times one collector: 0.800; "
         "the target is 0.85 (missed)."
     ]
     draw_chart(tmp_path / "scale.png", results)
