@@ -137,9 +137,10 @@ def test_make_targets_exist(page: Path) -> None:
 
 
 def check_space(body: str) -> None:
-    config = TrainConfig(algo="ppo", env_id="CartPole-v1")
-    params = get_algorithm_spec("ppo").resolve_params_fn(config)
-    read_space(Layer("space", yaml.safe_load(body)), with_resolved_params(config, params))
+    space = yaml.safe_load(body)
+    algo = "dqn" if "buffer_capacity" in space else "ppo"
+    config = TrainConfig(algo=algo, env_id="CartPole-v1")
+    read_space(Layer("space", space), with_resolved_params(config, get_algorithm_spec(algo).resolve_params_fn(config)))
 
 
 @every_page
