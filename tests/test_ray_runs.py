@@ -98,9 +98,11 @@ def test_seeds_go_on_elsewhere_when_an_actor_and_a_node_are_killed(
     def kill() -> None:
         held = place.catch(1, 2)
         ancestors(place, 2)[1].kill()
+        actor = ancestors(place, 1)[1]
         raylets = [each.pid for each in ancestors(place, 1)]
         nodes = [each for each in cluster.worker_nodes if each.all_processes["raylet"][0].process.pid in raylets]
         cluster.remove_node(*nodes, allow_graceful=False)
+        wait_until(lambda: not psutil.pid_exists(actor.pid) or actor.status() == psutil.STATUS_ZOMBIE)
         place.lift()
         for end in held:
             end.close()
