@@ -1,7 +1,8 @@
 """The tasks and the results of the scale benchmark, and a model of the time of one iteration with collectors.
 
-The model's constants come from the measured points: what a step takes, what an exchange with N collectors takes, and
-what an update takes. It predicts every point, and numbers of collectors that one machine cannot run.
+The model's constants come from the measured points with few collectors: what a step takes, what an exchange with N
+collectors takes, and what an update takes. It predicts the other points, and numbers of collectors that one machine
+cannot run.
 """
 
 import json
@@ -16,6 +17,8 @@ from speed_common import ROWS
 PLACES = ("here", "processes", "ray")
 TOLERANCE = 0.2
 """How far a prediction may be from the measured time of an iteration, as a share of it."""
+MOST_FITTED = 8
+"""The model's constants come from points with at most so many collectors; it predicts the others."""
 _HALF = 0.5
 _MOST_COLLECTORS = 1_000_000
 
@@ -260,15 +263,16 @@ class Prediction:
 
 
 def fit_costs(results: Results) -> Costs:
-    """Derive the constants from the measured points."""
-    points = [point for point in results.points.values() if point.task in {task.name for task in ON_POLICY}]
+    """Derive the constants from the measured points with few collectors."""
+    names = {task.name for task in ON_POLICY}
+    points = [each for each in results.points.values() if each.task in names and each.collectors <= MOST_FITTED]
     exchange = {
         place: fit_line((point.collectors, point.exchange_seconds) for point in points if point.place == place)
         for place in PLACES
         if any(point.place == place for point in points)
     }
-    names = {point.task for point in points if point.place == "here"}
-    tasks = {name: _fit_task(task_named(name), [point for point in points if point.task == name]) for name in names}
+    measured = {point.task for point in points if point.place == "here"}
+    tasks = {name: _fit_task(task_named(name), [point for point in points if point.task == name]) for name in measured}
     return Costs(int(results.origin["host"]["cpus"]), results.handling_seconds_per_step, exchange, tasks)
 
 

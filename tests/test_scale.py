@@ -100,12 +100,13 @@ def test_the_efficiency_of_many_collectors_by_hand() -> None:
     assert last_number(lambda number: number < 1) == 1
 
 
-def test_the_constants_come_from_the_points() -> None:
+def test_the_constants_come_from_the_points_with_few_collectors() -> None:
     results = results_of(
         point("cartpole", "here", 1, collect_cpu_seconds=1.28, collect_seconds=1.28),  # 8 envs: 10 ms per step
         point("cartpole", "here", 2, collect_cpu_seconds=1.536, collect_seconds=1.536),  # twice 4 envs: 6 ms per step
         point("cartpole", "processes", 1, exchange_seconds=0.03),
         point("cartpole", "processes", 2, exchange_seconds=0.05),
+        point("cartpole", "processes", 64, exchange_seconds=9.0),
     )
     costs = fit_costs(results)
     assert costs.tasks["cartpole"].step_cpu == pytest.approx((2e-3, 1e-3))
@@ -133,6 +134,7 @@ def test_the_page_and_the_picture_have_every_part(tmp_path: Path) -> None:
     assert Results.load(path) == results
     page = document(results)
     assert "| sleep-50-ms | ray | 64 | 819 | 51.20 |" in page
+    assert "of the 1 with more than 8 collectors, which had no part in the constants" in page
     assert target_lines(results) == [
         "- 50 ms per step: 64 collectors on Ray, compared with 64 times one collector: 0.800; "
         "the target is 0.85 (missed)."
