@@ -2,8 +2,9 @@
 
 `python benchmarks/speed.py` measures every row, prints one table per row, and shows where the time of our side goes.
 `--gate` compares the ratios with the targets in `speed_report.py` and exits with 1 if one is missed. `--output`,
-`--chart` and `--document` write the numbers as JSON, a picture and a page. The extra `bench` is required and, for row
-D, `mujoco`.
+`--chart` and `--document` write the numbers as JSON, a picture and a page. If the JSON file exists, it keeps the rows
+that are not measured again, so that a long measurement can be divided into several calls. The extra `bench` is required
+and, for row D, `mujoco`.
 """
 
 import argparse
@@ -140,6 +141,8 @@ def measure_all(args: argparse.Namespace) -> Report:
     date = time.strftime("%Y-%m-%d")
     report = Report(date, describe_versions(), describe_machine(), args.rounds, args.steps_scale)
     rows = select_rows(args.rows)
+    if args.output is not None and args.output.is_file():
+        report.keep(load_report(args.output), rows)
     for row in rows:
         for each in measure_row(row, tuple(SIDE_NAMES), rounds=args.rounds, scale=args.steps_scale):
             report.measurements.append(each)
@@ -153,7 +156,8 @@ def measure_all(args: argparse.Namespace) -> Report:
             report.compiled_by_auto.append(row.name)
         save_if_requested(report, args.output)
     if args.growth:
-        report.growth += measure_growth()
+        report.growth[:] = measure_growth()
+        report.earlier.pop("growth", None)
     save_if_requested(report, args.output)
     report.outcomes += train_extra_runs(rows, tuple(SIDE_NAMES), runs=args.further_runs, scale=args.steps_scale)
     return report
@@ -204,6 +208,8 @@ def parse_arguments() -> argparse.Namespace:
     if args.gate not in (None, Path()):
         if not args.gate.is_file():
             parser.error(f"{args.gate} is not a file; name rows before --gate")
+    elif args.output is not None and args.output.is_file() and load_report(args.output).steps_scale != args.steps_scale:
+        parser.error(f"{args.output} has rows with another --steps-scale; name another file")
     elif missing := missing_modules(select_rows(args.rows)):
         parser.error(f"{', '.join(missing)} not installed: pip install '.[bench,mujoco]', or name other rows")
     return args

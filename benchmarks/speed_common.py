@@ -4,6 +4,7 @@ import math
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -172,7 +173,7 @@ ROWS = (
         "ppo",
         _IMAGES,
         num_envs=8,
-        steps=30_720,
+        steps=15_360,
         params={
             **_PPO,
             **_CNN,
@@ -305,6 +306,25 @@ class Report:
     growth: list[Growth] = field(default_factory=list)
     compiled_by_auto: list[str] = field(default_factory=list)
     """The rows that `compile: auto` would compile for a run of a million env steps on this machine."""
+    earlier: dict[str, str] = field(default_factory=dict)
+    """When and with which versions the rows of earlier calls were measured, and `growth`, by name."""
+
+    @property
+    def origin(self) -> str:
+        """When, where and with which versions the rows of this call are measured."""
+        machine = ", ".join(f"{name}: {value}" for name, value in self.machine.items())
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"{self.date}. {machine}. {versions}. Rounds: {self.rounds}"
+
+    def keep(self, before: "Report", rows: Sequence[Row]) -> None:
+        """Take over from an earlier report what is not measured again: other rows, and growth."""
+        again = {row.name for row in rows}
+        for name in ("measurements", "outcomes", "splits"):
+            getattr(self, name).extend(each for each in getattr(before, name) if each.row not in again)
+        self.growth += before.growth
+        self.compiled_by_auto += [name for name in before.compiled_by_auto if name not in again]
+        names = [*before.row_names(), *(["growth"] if before.growth else [])]
+        self.earlier = {name: before.earlier.get(name, before.origin) for name in names if name not in again}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> "Report":

@@ -224,7 +224,7 @@ def split_table(report: Report) -> str:
                 f"{each.raw_env_microseconds:,.1f}",
                 f"{each.products_microseconds:,.1f}",
             ]
-            for each in report.splits
+            for each in sorted(report.splits, key=lambda split: [row.name for row in ROWS].index(split.row))
         ),
     )
 
@@ -357,15 +357,13 @@ def write_document(path: Path, report: Report, chart: Path | None) -> None:
 def document(report: Report, chart_links: Sequence[str] = ()) -> str:
     """Format the page as Markdown; all its numbers come from the report."""
     threads = sorted({each.threads for each in report.measurements})
-    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    machine = ", ".join(f"{name}: {value}" for name, value in report.machine.items())
     sections = [
         "# Speed next to Stable-Baselines3",
         "This page is written by `benchmarks/speed.py`. `make bench` repeats all measurements and stores them in "
         '`benchmarks/results/speed.json`. "Ours" is this package, and "SB3" is Stable-Baselines3. '
         "[Deployment](deployment.md#speed) has the speed of exported agents.",
-        f"{report.date}. {machine}. {versions}. Rounds: {report.rounds}; "
-        f"budgets: {report.steps_scale:g} times the full budgets.",
+        f"{report.origin}; budgets: {report.steps_scale:g} times the full budgets.",
+        *_describe_earlier(report),
         *(f"![Ratios of all rows]({link})" for link in chart_links[:1]),
         "## Ratios",
         *(f"### {row_table(report, name)}" for name in report.row_names()),
@@ -380,6 +378,13 @@ def document(report: Report, chart_links: Sequence[str] = ()) -> str:
         ).strip(),
     ]
     return "\n\n".join([*sections, *_split_section(report), *_growth_section(report, chart_links[1:])]) + "\n"
+
+
+def _describe_earlier(report: Report) -> list[str]:
+    return [
+        f"Measured earlier: {', '.join(name for name, each in report.earlier.items() if each == origin)}. {origin}."
+        for origin in dict.fromkeys(report.earlier.values())
+    ]
 
 
 def _compiling_memory(report: Report) -> str:

@@ -294,6 +294,23 @@ def test_a_saved_report_is_read_back_and_holds_its_medians(tmp_path: Path) -> No
     assert '"median": 3.2' in path.read_text()
 
 
+def test_rows_that_are_not_measured_again_are_kept_and_the_page_says_when_they_were_measured() -> None:
+    growth = [Growth("PPO envs", 256, "eager", 54_321.0, "env steps per second")]
+    before = report_of(measured("A1", "sb3", (100.0,)), measured("B", "sb3", (50.0,)), growth=growth)
+    middle = report_of(date="2026-02-02")
+    middle.keep(before, [row_named("B")])
+    middle.measurements += measured("B", "sb3", (60.0,))
+    last = report_of(date="2026-03-03")
+    last.keep(middle, [row_named("E")])
+    last.measurements += measured("E", "sb3", (70.0,))
+    assert last.row_names() == ["A1", "B", "E"]
+    assert [summarise(last, name)["sb3"].cpu for name in last.row_names()] == [100.0, 60.0, 70.0]
+    page = document(last)
+    assert "\n2026-03-03. CPU: model" in page
+    assert "Measured earlier: A1, growth. 2026-01-01. CPU: model, cores: 2. torch 2. Rounds: 3." in page
+    assert "Measured earlier: B. 2026-02-02. " in page
+
+
 def test_the_page_has_every_number_and_no_empty_section() -> None:
     bare = report_of(measured("A1", "sb3", (100.0,)), measured("A1", "eager", (320.0,)))
     page = document(bare)

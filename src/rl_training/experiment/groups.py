@@ -11,7 +11,14 @@ from pydantic import AfterValidator
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig, describe_training_differences, plain_config
-from rl_training.experiment.records import LOGS_FOLDER, check_directory_name, check_files, read_record, write_record
+from rl_training.experiment.records import (
+    LOGS_FOLDER,
+    RunsRecord,
+    check_directory_name,
+    check_files,
+    read_record,
+    write_record,
+)
 from rl_training.experiment.runs import (
     CONFIG_FILE,
     context_of,
@@ -30,7 +37,6 @@ _MAX_SEEDS = 10_000
 _GROUP_LIMIT = 32 * 2**20  # bytes of `group.json`: three times the size with `_MAX_SEEDS` seeds
 _SEED_RANGE = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
 
-PlaceName = Literal["here", "ray"]
 SeedStatus = Literal["waiting", "running", "completed", "stopped", "interrupted", "failed"]
 
 
@@ -59,24 +65,12 @@ class SeedRecord(StrictModel):
         return (self.metrics or {}).get("eval_return_mean")
 
 
-class GroupRecord(StrictModel):
+class GroupRecord(RunsRecord):
     """The content of `group.json`, without the format number."""
 
-    algo: str
-    env_id: str
     total_timesteps: int
-    jobs: int
-    on: PlaceName = "here"
-    """Where the runs were trained last: on this machine, or on a Ray cluster."""
     stop: dict[str, Any]
     """Rules that may end a run early."""
-    status: Literal["running", "completed", "interrupted", "failed"] = "running"
-    started_at: str
-    ended_at: str | None = None
-    command: list[str]
-    versions: dict[str, str]
-    git_commit: str | None
-    host: dict[str, Any]
     seeds: tuple[SeedRecord, ...]
 
     def with_seed(self, changed: SeedRecord) -> "GroupRecord":

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from rl_training.errors import ConfigError, RunDirectoryError, describe_error
 from rl_training.experiment.files import check_folder, check_regular, read_json, write_text
@@ -12,7 +12,25 @@ from rl_training.experiment.validation import StrictModel
 LOGS_FOLDER = "logs"
 _FORMAT = 1
 
+PlaceName = Literal["here", "ray"]
 RecordT = TypeVar("RecordT", bound=StrictModel)
+
+
+class RunsRecord(StrictModel):
+    """What every record of several runs contains."""
+
+    algo: str
+    env_id: str
+    status: Literal["running", "completed", "interrupted", "failed"] = "running"
+    jobs: int
+    on: PlaceName = "here"
+    """Where the runs were trained last: on this machine, or on a Ray cluster."""
+    started_at: str
+    ended_at: str | None = None
+    command: list[str]
+    versions: dict[str, str]
+    git_commit: str | None
+    host: dict[str, Any]
 
 
 def check_directory_name(name: str) -> str:

@@ -12,8 +12,14 @@ from pydantic import AfterValidator, Field
 
 from rl_training.errors import ConfigError, RunDirectoryError
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.groups import PlaceName
-from rl_training.experiment.records import LOGS_FOLDER, check_directory_name, check_files, read_record, write_record
+from rl_training.experiment.records import (
+    LOGS_FOLDER,
+    RunsRecord,
+    check_directory_name,
+    check_files,
+    read_record,
+    write_record,
+)
 from rl_training.experiment.runs import (
     RunContext,
     find_runs,
@@ -150,21 +156,9 @@ class Trial(StrictModel):
         return self.model_copy(update={"runs": runs})
 
 
-class StudyRecord(StrictModel):
+class StudyRecord(RunsRecord):
     """The content of `study.json`, without the format number."""
 
-    algo: str
-    env_id: str
-    status: Literal["running", "completed", "interrupted", "failed"] = "running"
-    jobs: int
-    on: PlaceName = "here"
-    """Where the runs were trained last: on this machine, or on a Ray cluster."""
-    started_at: str
-    ended_at: str | None = None
-    command: list[str]
-    versions: dict[str, str]
-    git_commit: str | None
-    host: dict[str, Any]
     settings_sha256: str | None = None
     """The digest of the settings that the study began with; none in studies of earlier versions."""
     trials: tuple[Trial, ...] = ()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rl_training.cores import available_cores
 from rl_training.envs.factory import resolve_action_mask
@@ -16,7 +16,6 @@ from rl_training.experiment.config import TrainConfig, plain_config, with_resolv
 from rl_training.experiment.groups import (
     GROUP_FILE,
     GroupRecord,
-    PlaceName,
     SeedRecord,
     checked_seeds,
     create_group,
@@ -31,6 +30,7 @@ from rl_training.experiment.groups import (
     write_group_config,
 )
 from rl_training.experiment.locking import RunLock
+from rl_training.experiment.records import PlaceName
 from rl_training.experiment.runs import check_output_dir
 from rl_training.groups.executor import Executor, RunEvent, Started, collected_signals, run_jobs
 from rl_training.groups.jobs import Jobs, Outcome, ProgressUpdate, RunJob, in_run_process
@@ -137,22 +137,26 @@ def prepare_group(
     for seed in chosen:
         seed_config(config, seed, config.output_dir)
     stop.callbacks()
-    spec = get_algorithm_spec(config.algo)
-    params = spec.resolve_params_fn(config)
+    params = get_algorithm_spec(config.algo).resolve_params_fn(config)
     # Decided once for all seeds: the measured cost of compiling may change before the last seed starts.
     config = with_resolved_compile(with_resolved_params(config, params), params)
     config, _ = resolve_action_mask(config, usable=params.uses_action_masks)
     if config.num_threads == "auto":  # the other runs use the other cores
         config = config.model_copy(update={"num_threads": 1})
-    place = place or Here()
-    count = resolve_jobs(jobs, len(chosen), config.num_threads, place.name)
+    about = check_place(config, jobs, len(chosen), place or Here())
+    group_dir, record = create_group(config, chosen, stop=asdict(stop), **about)
+    return PreparedGroup(group_dir, record, config)
+
+
+def check_place(config: TrainConfig, jobs: Jobs, num_runs: int, place: Place) -> dict[str, Any]:
+    """Check that the runs can be trained there; return the fields of their record that say how they are trained."""
+    count = resolve_jobs(jobs, num_runs, config.num_threads, place.name)
     check_output_dir(config)
     if place.name == "here":
-        check_memory(count * spec.plan_fn(config).memory_bytes, f"{count} runs at once: lower --jobs")
+        memory = get_algorithm_spec(config.algo).plan_fn(config).memory_bytes
+        check_memory(count * memory, f"{count} runs at once: lower --jobs")
     place.check(config.output_dir)
-    details = {"jobs": count, "on": place.name, "stop": asdict(stop), "started_at": now(), **describe_origin(config)}
-    group_dir, record = create_group(config, chosen, **details)
-    return PreparedGroup(group_dir, record, config)
+    return {"jobs": count, "on": place.name, "started_at": now(), **describe_origin(config)}
 
 
 def reopen_group(

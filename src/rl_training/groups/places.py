@@ -7,7 +7,7 @@ from typing import Protocol
 
 from rl_training.errors import ConfigError
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.groups import PlaceName
+from rl_training.experiment.records import PlaceName
 from rl_training.groups.executor import Executor
 from rl_training.groups.process_executor import ProcessExecutor
 from rl_training.groups.ray_cluster import RayCluster

@@ -11,7 +11,7 @@ from typing import Any
 
 from rl_training.errors import ConfigError, RunDirectoryError, describe_error
 from rl_training.experiment.config import TrainConfig
-from rl_training.experiment.groups import PlaceName
+from rl_training.experiment.records import PlaceName
 from rl_training.groups.executor import Executor
 from rl_training.groups.ray_executor import RayExecutor
 from rl_training.groups.run_actor import DRIVER_FILE, check_node, node_versions

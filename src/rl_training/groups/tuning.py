@@ -25,11 +25,11 @@ from rl_training.errors import (
 )
 from rl_training.experiment.config import TrainConfig, plain_config, with_resolved_params
 from rl_training.experiment.files import write_text
-from rl_training.experiment.groups import GROUP_FILE, PlaceName
+from rl_training.experiment.groups import GROUP_FILE
 from rl_training.experiment.locking import RunLock
 from rl_training.experiment.metrics import describe_missing, result_name
-from rl_training.experiment.records import check_files
-from rl_training.experiment.runs import check_output_dir, context_of, read_intact_metadata
+from rl_training.experiment.records import PlaceName, check_files
+from rl_training.experiment.runs import context_of, read_intact_metadata
 from rl_training.experiment.search_space import SearchSpace, load_space, read_space
 from rl_training.experiment.sources import Layer, located
 from rl_training.experiment.studies import (
@@ -55,7 +55,7 @@ from rl_training.experiment.validation import config_error
 from rl_training.groups.executor import RunEvent, collected_signals, run_jobs
 from rl_training.groups.halving import find_best, find_last_promotion, find_promotion
 from rl_training.groups.jobs import LOCK_SECONDS, Jobs, Outcome, ProgressUpdate, RunJob, in_run_process
-from rl_training.groups.many_seeds import prepare_group, reopen_group, resolve_jobs, run_group
+from rl_training.groups.many_seeds import check_place, prepare_group, reopen_group, resolve_jobs, run_group
 from rl_training.groups.observer import SeedProgress, SilentStudyObserver, StudyObserver
 from rl_training.groups.places import Here, Place, open_place, place_name
 from rl_training.groups.suggesting import (
@@ -66,12 +66,11 @@ from rl_training.groups.suggesting import (
     suggest,
     write_to_storage,
 )
-from rl_training.memory import check_memory
 from rl_training.results.comparison import compare
 from rl_training.results.loading import load_group
 from rl_training.runtime.callbacks import StopRules
 from rl_training.runtime.registry import get_algorithm_spec
-from rl_training.runtime.run_utils import describe_origin, now
+from rl_training.runtime.run_utils import now
 from rl_training.signals import reported_signal
 
 _EVAL_SEED = 0  # of the evaluations of trials, unless the config has one: all trials play the same episodes
@@ -173,8 +172,7 @@ def prepare_study(
             'the process of a run cannot start a study: call tune below `if __name__ == "__main__":`'
         )
     import_optuna()
-    spec = get_algorithm_spec(config.algo)
-    params = spec.resolve_params_fn(config)
+    params = get_algorithm_spec(config.algo).resolve_params_fn(config)
     config = with_resolved_params(config.model_copy(update={"output_dir": config.output_dir.absolute()}), params)
     first_rung = options.budgets_of(config.total_timesteps)[0]
     searched = _checked_space(load_space(space, config.algo), config, first_rung)
@@ -183,13 +181,7 @@ def prepare_study(
         config = config.model_copy(update={"num_threads": 1})
     settings = StudySettings(**options.model_dump(), config=plain_config(config), space=searched.plain())
     _check_options(settings, searched)
-    place = place or Here()
-    count = resolve_jobs(jobs, settings.trials * settings.seeds_per_trial, config.num_threads, place.name)
-    check_output_dir(config)
-    if place.name == "here":
-        check_memory(count * spec.plan_fn(config).memory_bytes, f"{count} runs at once: lower --jobs")
-    place.check(config.output_dir)
-    about = {"jobs": count, "on": place.name, "started_at": now(), **describe_origin(config)}
+    about = check_place(config, jobs, settings.trials * settings.seeds_per_trial, place or Here())
     study_dir, record = create_study(config.output_dir, settings, **about)
     return PreparedStudy(study_dir, settings, searched, record)
 

@@ -70,7 +70,7 @@ def loss_not_finite(run: Run) -> Hint | None:
     return Hint(
         "Loss not finite",
         f"not finite: {', '.join(sorted(names))}" if names else refused,
-        "Weights that are not finite cannot recover.",
+        "A gradient step that is not finite is rejected, so the agent stops learning where this happens.",
         f"Look at the batch with `rl-training replay {run.run_dir}`. Lower learning_rate, and check with "
         "`rl-training check-env` whether rewards and observations are bounded.",
     )
