@@ -411,11 +411,12 @@ def _describe_compiling(report: Report) -> list[str]:
     lines = [f"{name} {float(f'{steps:.1e}'):,.0f}" for name, steps in break_evens.items() if steps is not None]
     if not lines:
         return []
+    chosen = [name for name in report.row_names() if name in report.compiled_by_auto]
     return [
         "The first compiled run with new settings waits for the compiler. It makes up for this time after about this "
         f"many env steps: {', '.join(lines)}. Later runs reuse the compiled code. Rows that are not listed gain too "
         "little to measure, or were not compiled. `compile: auto` uses its own estimate: for runs of a million env "
-        f"steps, it compiles {', '.join(report.compiled_by_auto) or 'none'}; all other rows run as in their lines "
+        f"steps, it compiles {', '.join(chosen) or 'none'}; all other rows run as in their lines "
         '"ours, eager".'
     ]
 
