@@ -15,18 +15,18 @@ _SYSTEM = {
 _STORE = {"object_store_memory": 100 * 2**20}
 
 
-def start_cluster(cpus: int) -> Any:
+def start_cluster(cpus: int, **options: Any) -> Any:
     """Start a cluster that consists of its head."""
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": cpus, "include_dashboard": False, "_system_config": _SYSTEM, **_STORE}
+    head = {"num_cpus": cpus, "include_dashboard": False, "_system_config": _SYSTEM, **_STORE, **options}
     return Cluster(initialize_head=True, head_node_args=head)
 
 
 @contextmanager
-def three_nodes(*, head_cpus: int, node_cpus: int) -> Iterator[Any]:
+def three_nodes(*, head_cpus: int, node_cpus: int, **head_options: Any) -> Iterator[Any]:
     """Start a cluster with a head and two more nodes, and shut it down."""
-    made = start_cluster(head_cpus)
+    made = start_cluster(head_cpus, **head_options)
     for _ in range(2):
         add_node(made, node_cpus)
     yield made

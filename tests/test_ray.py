@@ -3,6 +3,7 @@
 import builtins
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -40,8 +41,14 @@ def actors() -> list[psutil.Process]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    with three_nodes(head_cpus=1, node_cpus=3) as made:
+def client_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def cluster(client_port: int) -> Iterator[Any]:
+    with three_nodes(head_cpus=1, node_cpus=3, ray_client_server_port=client_port) as made:
         yield made
 
 
@@ -91,15 +98,18 @@ def resume_here(run_dir: Path) -> None:
     prepare_resume(run_dir, [Layer("test", {"collect_on": "here"})]).train()
 
 
-@pytest.mark.parametrize("fault", ["abort", "sleep", "C code with the GIL"])
+@pytest.mark.parametrize(("fault", "client"), [("abort", False), ("sleep", True), ("C code with the GIL", False)])
 def test_an_env_that_crashes_or_hangs_once_changes_nothing_but_a_warning(
-    make_config: MakeConfig, cluster: Any, tmp_path: Path, fault: str
+    make_config: MakeConfig, cluster: Any, client_port: int, tmp_path: Path, fault: str, client: bool
 ) -> None:
     values = {"num_envs": 2, "step_timeout": 0.5}
+    config = on_cluster(faulty(make_config, tmp_path, fault, **values), cluster)
+    if client:
+        config = config.model_copy(update={"ray_address": f"ray://127.0.0.1:{client_port}"})
     with pytest.warns(
         UserWarning, match="collector . .envs .* failed: (its worker process has died|no step within 12)"
     ):
-        run_dir = train(on_cluster(faulty(make_config, tmp_path, fault, **values), cluster))
+        run_dir = train(config)
     undisturbed = on_cluster(faulty(make_config, tmp_path, fault, **values), cluster)
     (tmp_path / "armed").unlink()
     assert outcome(run_dir) == outcome(train(undisturbed.model_copy(update={"collect_on": "here"})))
@@ -226,8 +236,10 @@ def test_more_collectors_than_the_cluster_has_cpus_are_refused(make_config: Make
         train(config)
 
 
-def test_a_cluster_that_is_not_there_is_named(make_config: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match=r"ray_address='127\.0\.0\.1:1': there is no Ray cluster"):
+def test_a_cluster_that_is_not_there_is_named(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    text = r"ray_address='127\.0\.0\.1:1': there is no Ray cluster .* asks for a token, set RAY_AUTH_MODE=token$"
+    with pytest.raises(ConfigError, match=text):
         train(make_config(collectors=2, collect_on="ray", ray_address="127.0.0.1:1"))
 
 

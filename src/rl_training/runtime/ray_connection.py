@@ -53,9 +53,16 @@ def _initialize(ray: Any, address: str) -> bool:
     except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError) as error:
         raise ConfigError(
             f"ray_address={address!r}: there is no Ray cluster to connect to ({describe_error(error)}); start one with "
-            "'ray start --head', or use ray_address=local"
+            f"'ray start --head', or use ray_address=local{_token_hint(address)}"
         ) from None
     return True
+
+
+def _token_hint(address: str) -> str:
+    """Say what may be missing if a cluster at an explicit address asks for a token, which Ray does not send unasked."""
+    if address in ("local", "auto") or "RAY_AUTH_MODE" in os.environ:
+        return ""
+    return "; if the cluster asks for a token, set RAY_AUTH_MODE=token"
 
 
 @contextmanager

@@ -56,6 +56,20 @@ class GroupActor:
         return int(self._counter.value)
 
 
+def _make_actor_class(ray: Any, cpus: float) -> Any:
+    """Return the class of actors, which answer questions about their progress in another thread than orders.
+
+    The thread is part of the class: a Ray client (`ray://`) cannot name it in a call.
+    """
+
+    class GroupActorOnRay(GroupActor):
+        @ray.method(concurrency_group=_PROGRESS)  # type: ignore[untyped-decorator]
+        def steps_taken(self) -> int:
+            return super().steps_taken()
+
+    return ray.remote(num_cpus=cpus, concurrency_groups={_PROGRESS: 1})(GroupActorOnRay)
+
+
 class _Member:
     """The actor of a group, its newest order, and what is known about its progress."""
 
@@ -87,7 +101,7 @@ class _Member:
             if self.started and self._until_question.left():
                 return self._patience.exhausted()
             self._until_question = Countdown(self._seconds / _QUESTIONS)
-            self._asked = self.actor.steps_taken.options(concurrency_group=_PROGRESS).remote()
+            self._asked = self.actor.steps_taken.remote()
         ready, _ = self._ray.wait([self._asked], timeout=0.0)
         if ready:
             self._asked = None
@@ -111,7 +125,7 @@ class GroupsOnRay:
         self.calls: list[EnvCalls] = []  # none in this process
         self._groups, self._seconds, self._cpus = groups, silence_seconds(config), config.collector_cpus
         self._ray, self._owns_ray = connect(config.ray_address)
-        self._actor_class = self._ray.remote(num_cpus=self._cpus, concurrency_groups={_PROGRESS: 1})(GroupActor)
+        self._actor_class = _make_actor_class(self._ray, self._cpus)
         self._weights: Weights | None = None
         self._weights_ref: Any = None
         self._members: list[_Member] = []
