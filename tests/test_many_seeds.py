@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
@@ -25,6 +26,8 @@ from rl_training.cli.console import show_group
 from rl_training.errors import ConfigError, RunDirectoryError, TrainingStateError
 from rl_training.experiment.groups import format_seeds, parse_seeds, read_group
 from rl_training.experiment.runs import context_of, find_runs, read_metadata, update_metadata
+from rl_training.groups.executor import Started, run_jobs
+from rl_training.groups.jobs import Outcome, ProgressUpdate, RunJob
 from rl_training.groups.many_seeds import resolve_jobs, resume_seeds, train_seeds
 from rl_training.groups.run_process import ProgressReporter
 from rl_training.runtime.callbacks import StopRules
@@ -614,3 +617,43 @@ def test_a_script_that_its_own_seeds_import_does_not_begin_further_groups(
     with pytest.raises(TrainingStateError, match="below `if __name__ =="):
         train_seeds(make_config(), [1, 2])
     assert not make_config().output_dir.exists()
+
+
+class LeavingNode:
+    """A place for one run at a time, which has no room for some polls after a run has ended."""
+
+    def __init__(self, polls_away: int) -> None:
+        self.polls_away, self.away, self.started = polls_away, 0, [""]
+
+    def has_room(self) -> bool:
+        return self.away == 0
+
+    def start(self, job: RunJob) -> None:
+        assert self.has_room()
+        self.started.append(job.name)
+
+    def poll(self, seconds: float) -> list[tuple[str, ProgressUpdate | Outcome]]:
+        if self.away:
+            self.away -= 1
+            return []
+        self.away = self.polls_away
+        return [(self.started[-1], Outcome("completed"))]
+
+    def stop(self, number: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_jobs_wait_for_a_node_that_left_and_nothing_waits_for_it_after_the_last_run() -> None:
+    jobs: Any = iter([SimpleNamespace(name="1"), SimpleNamespace(name="2")])
+    node = LeavingNode(polls_away=3)
+    loop = run_jobs(lambda: next(jobs, None), node, 1, [])
+    assert [event for event in loop if event] == [
+        ("1", Started()),
+        ("1", Outcome("completed")),
+        ("2", Started()),
+        ("2", Outcome("completed")),
+    ]
+    assert node.away == 3

@@ -52,15 +52,20 @@ def run_jobs(
     sent to all runs, and no further job is started; the second entry kills them.
     """
     running: set[str] = set()
+    chosen: RunJob | None = None
     try:
         while True:
-            has_room = executor.has_room()
-            while has_room and len(running) < max_running and not signals and (job := next_job()) is not None:
-                executor.start(job)
-                running.add(job.name)
-                yield job.name, Started()
+            while len(running) < max_running and not signals:
                 has_room = executor.has_room()
-            if not running and (has_room or signals):
+                if chosen is None and (has_room or not running):  # a later choice may know more results
+                    chosen = next_job()
+                if chosen is None or not has_room:
+                    break
+                executor.start(chosen)
+                running.add(chosen.name)
+                yield chosen.name, Started()
+                chosen = None
+            if not running and (chosen is None or signals):
                 return
             for name, event in executor.poll(_POLL_SECONDS):
                 if isinstance(event, Outcome):
