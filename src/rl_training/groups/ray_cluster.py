@@ -132,7 +132,8 @@ class RayCluster:
                     warnings.warn(f"{self._describe(node_id)} {problem}: no run is trained there", stacklevel=2)
 
     def _read_nodes(self) -> None:
-        nodes = {node["NodeID"]: node for node in self._ray.nodes()}
+        assert self._connection is not None
+        nodes = {node["NodeID"]: node for node in self._connection.ask_head(self._ray.nodes)}
         self._addresses = {node_id: node["NodeManagerAddress"] for node_id, node in nodes.items()}
         self._alive = {node_id: node for node_id, node in nodes.items() if node["Alive"]}
 

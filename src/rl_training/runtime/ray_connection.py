@@ -6,9 +6,9 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from rl_training.errors import ClusterError, ConfigError, describe_error
 
@@ -18,8 +18,11 @@ _READ_BYTES = 4_096
 _HEAD_SECONDS = 20.0  # without the head of the cluster before the run ends
 _HEAD_CHECK_SECONDS = 1.0  # between two checks
 _HEAD_CONNECT_SECONDS = 1.0
+_ANSWER_SECONDS = 0.1  # between two checks while the head is asked
 _RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"  # after which Ray ends a process that has lost the head
 _RECONNECT_SECONDS = 3_600  # longer than an update, in which nobody looks at the cluster
+
+T = TypeVar("T")
 
 
 def import_ray() -> Any:
@@ -184,6 +187,29 @@ class RayConnection:
         self._lost_at = None
         return True
 
+    def ask_head(self, question: Callable[[], T]) -> T:
+        """Return what the head of the cluster answers; raise `ClusterError` if it is lost.
+
+        Ray itself waits for a lost head, for up to `_RECONNECT_SECONDS`. So it waits in a thread of its own.
+        """
+        answers: list[T] = []
+        errors: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                answers.append(question())
+            except Exception as error:  # raised again below
+                errors.append(error)
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(_ANSWER_SECONDS)
+            self.check()
+        if errors:
+            raise errors[0]
+        return answers[0]
+
     def close(self) -> None:
         """Stop watching the cluster."""
         if self._node is not None:
@@ -194,6 +220,7 @@ class RayConnection:
         if not self.reaches_head():
             return "the head of the cluster does not answer"
         free, total = (
-            resources.get("CPU", 0.0) for resources in (self._ray.available_resources(), self._ray.cluster_resources())
+            self.ask_head(resources).get("CPU", 0.0)
+            for resources in (self._ray.available_resources, self._ray.cluster_resources)
         )
         return f"it needs {needed:g} CPUs, and {free:g} of the {total:g} CPUs of the cluster are free"

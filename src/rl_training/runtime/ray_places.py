@@ -144,7 +144,7 @@ class GroupsOnRay:
 
     def _check_resources(self, cpus: float) -> None:
         """Refuse more actors than the cluster has cores for: they would wait forever."""
-        available = self._ray.cluster_resources().get("CPU", 0.0)
+        available = self._connection.ask_head(self._ray.cluster_resources).get("CPU", 0.0)
         if cpus > available:
             raise ConfigError(
                 f"the collectors need {cpus:g} CPUs, and the Ray cluster has {available:g}: lower collectors or "
