@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from uuid import uuid4
 
 import psutil
@@ -23,6 +23,7 @@ from rl_training import TrainConfig, tune
 from rl_training.cli import main
 from rl_training.experiment.groups import read_group
 from rl_training.experiment.runs import find_runs
+from rl_training.groups.ray_executor import RayExecutor
 from rl_training.groups.tuning import TuneResult
 from rl_training.runtime import ray_connection
 
@@ -127,15 +128,22 @@ def test_a_group_that_loses_the_head_ends_with_a_clear_line_and_is_resumed_here(
     place.hold(1, 2)
     cluster = start_cluster(2)
     (head,) = cluster.head_node.all_processes["gcs_server"]
+    held: list[IO[str]] = []
 
     def kill_head() -> None:
-        held = place.catch(1, 2)
+        held.extend(place.catch(1, 2))
         head.process.kill()
         head.process.wait()
+
+    close = RayExecutor.close
+
+    def let_runs_go_on_and_close(executor: RayExecutor) -> None:
         place.lift()
         for end in held:
             end.close()
+        close(executor)
 
+    monkeypatch.setattr(RayExecutor, "close", let_runs_go_on_and_close)
     thread = threading.Thread(target=kill_head)
     thread.start()
     try:
