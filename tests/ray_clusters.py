@@ -11,6 +11,7 @@ _SYSTEM = {
     "health_check_timeout_ms": 500,
     "health_check_failure_threshold": 3,
     "worker_niceness": 0,  # with the default of 15, actors hardly start on a busy machine
+    "prestart_worker_first_driver": False,  # an idle process per CPU, which takes the time of the actors
 }
 _STORE = {"object_store_memory": 100 * 2**20}
 

@@ -132,9 +132,9 @@ def test_an_env_that_always_crashes_is_named_and_the_run_can_be_resumed(
 def test_a_driver_that_is_interrupted_or_killed_leaves_no_actor_and_is_resumed_exactly(
     make_config: MakeConfig, cluster: Any, tmp_path: Path
 ) -> None:
-    values = {"env_id": "sample_envs:SlowEnv", "env_kwargs": {"seconds": 0.002}, "num_envs": 2, "collectors": 2}
+    values = {"env_id": "sample_envs:SlowEnv", "env_kwargs": {"seconds": 0.0005}, "num_envs": 2, "collectors": 2}
     values["eval_episodes"] = 0  # its episodes never end
-    config = make_config(**values, collect_on="ray", ray_address=cluster.address, total_timesteps=480)
+    config = make_config(**values, collect_on="ray", ray_address=cluster.address, total_timesteps=2_400)
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(plain_config(config)))
     command = [sys.executable, "-m", "rl_training", "train", "--config", str(path), "--trust"]
@@ -159,14 +159,14 @@ def test_a_cluster_that_lost_its_cpus_is_waited_for_and_then_ends_the_run_with_a
     make_config: MakeConfig, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose_nodes() -> None:
-        monkeypatch.setattr(ray_places, "_START_SECONDS", 4.0)
+        monkeypatch.setattr(ray_places, "_START_SECONDS", 3.0)
         monkeypatch.setattr(ray_places, "_START_NOTICE_SECONDS", 1.0)
         remove_nodes(cluster, list(cluster.worker_nodes))
 
     text = r"collector \d has not started on the Ray cluster: it needs 1 CPUs, and [01] of the 1 CPUs .* are free; "
     config = on_ray(make_config, cluster, "dqn")
     with (
-        pytest.warns(UserWarning, match=f"{text}waiting for at most 4 s"),
+        pytest.warns(UserWarning, match=f"{text}waiting for at most 3 s"),
         pytest.raises(ClusterError, match=f"^{text}free CPUs or add nodes, and resume the run$"),
     ):
         train(config, AfterCollections(lose_nodes))
