@@ -16,7 +16,6 @@ from rl_training.results.statistics import (
     interquartile_mean,
     mean,
     median,
-    performance_profile,
     probability_of_improvement,
 )
 
@@ -166,20 +165,6 @@ def test_more_tasks_narrow_the_interval_by_the_root_of_their_number() -> None:
     one, four = probability_of_improvement(a, b), probability_of_improvement(a.repeat(4, 1), b.repeat(4, 1))
     assert four.value == one.value
     assert four.value - four.interval.low == pytest.approx((one.value - one.interval.low) / 2.0)
-
-
-def test_a_performance_profile_is_the_share_of_runs_strictly_above() -> None:
-    scores = [[1.0, 10.0], [2.0, 20.0], [3.0, 30.0], [4.0, 40.0]]
-    profile = performance_profile(scores, [0.0, 2.0, 10.0, 40.0])
-    assert profile.fractions.tolist() == [1.0, 0.75, 0.375, 0.0]
-    assert np.all(profile.low <= profile.fractions)
-    assert np.all(profile.fractions <= profile.high)
-
-
-def test_the_interval_of_a_profile_is_wilsons() -> None:
-    profile = performance_profile(range(10), [6.5, -1.0, 9.0])  # 3, 10 and 0 of 10 runs
-    assert profile.low == pytest.approx([0.1078, 0.7225, 0.0], abs=1e-4)  # from a printed table
-    assert profile.high == pytest.approx([0.6032, 1.0, 0.2775], abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -181,29 +181,6 @@ def _newcombe_ends(share: float, num_a: int, num_b: int, z: float) -> tuple[floa
     return edge(0.0), edge(1.0)
 
 
-@dataclass(frozen=True, eq=False)
-class PerformanceProfile:
-    """The share of runs whose score is above each threshold, with its interval."""
-
-    thresholds: FloatArray  # [threshold]
-    fractions: FloatArray  # [threshold]
-    low: FloatArray  # [threshold]
-    high: FloatArray  # [threshold]
-
-
-def performance_profile(
-    scores: Scores, thresholds: Sequence[float] | FloatArray, confidence: float = STANDARD.confidence
-) -> PerformanceProfile:
-    """Return the share of runs strictly above each threshold, with Wilson's interval for a share."""
-    matrix, levels = as_matrix(scores), np.asarray(thresholds, dtype=np.float64)
-    shares = (matrix[None] > levels[:, None, None]).mean(axis=1)  # [threshold, task]
-    count, z = len(matrix), _normal_quantile(confidence)
-    centre = (shares + z**2 / (2 * count)) / (1.0 + z**2 / count)
-    reach = z / (1.0 + z**2 / count) * np.sqrt(shares * (1.0 - shares) / count + z**2 / (4 * count**2))
-    low, high = _combine_tasks(shares, np.minimum(centre - reach, shares), np.maximum(centre + reach, shares))
-    return PerformanceProfile(levels, shares.mean(axis=-1), low, high)
-
-
 def _normal_quantile(confidence: float) -> float:
     return NormalDist().inv_cdf((1.0 + confidence) / 2.0)
 
