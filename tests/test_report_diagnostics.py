@@ -153,6 +153,9 @@ def test_a_return_that_stays_where_it_began_is_reported() -> None:
     still = [-200.0] * 10
     assert titles(make_run(rollout__ep_rew_mean=still)) == ["Return never moved"]
     assert titles(make_run(rollout__ep_rew_mean=still, eval__mean_reward=[-200.0] * 9 + [-180.0])) == []
+    plain = "normalize_advantages to false"
+    assert plain in advice({"normalize_advantages": True}, rollout__ep_rew_mean=still)
+    assert plain not in advice({"normalize_advantages": False}, rollout__ep_rew_mean=still)
 
 
 def test_entropy_that_collapses_early_is_reported_only_if_the_return_stands_still() -> None:

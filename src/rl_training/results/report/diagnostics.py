@@ -86,7 +86,7 @@ def return_never_moved(run: Run) -> Hint | None:
         "Return never moved",
         f"the return stayed between {format_score(float(level.min()))} and {format_score(float(level.max()))}",
         "The agent has found nothing to learn from. Often the reward is too rare to be found by chance.",
-        _advise(*_ways_to_explore(run), "shape the reward", "raise the budget")
+        _advise(*_ways_to_explore(run), *_plain_advantages(run), "shape the reward", "raise the budget")
         + " If this return is the best possible, ignore this hint.",
     )
 
@@ -229,6 +229,11 @@ def _ways_to_explore(run: Run) -> list[str]:
     if "alpha" in params:
         ways.append("raise target_entropy" if params["alpha"] == "auto" else "raise alpha")
     return ways
+
+
+def _plain_advantages(run: Run) -> list[str]:
+    """Return that advantages can be left as they are: without rewards, normalised ones are noise."""
+    return ["set normalize_advantages to false"] if _params(run).get("normalize_advantages") else []
 
 
 def _fewer_epochs(run: Run) -> list[str]:
