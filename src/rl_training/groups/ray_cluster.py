@@ -185,7 +185,5 @@ class RayCluster:
         """Disconnect from the cluster, and shut Ray down if it was started for these runs."""
         self._close_checks()
         if self._connection is not None:
-            self._connection.close()
-        if self._owns_ray:
-            self._ray.shutdown()
+            self._connection.close(shut_down=self._owns_ray)
             self._owns_ray = False

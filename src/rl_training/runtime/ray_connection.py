@@ -153,6 +153,7 @@ class RayConnection:
         self._head: tuple[str, int] | None = None
         self._checked_at = time.monotonic()
         self._lost_at: float | None = None  # when the head did not answer for the first time in a row
+        self._question: threading.Thread | None = None
 
     def open(self) -> None:
         """Find the ports to watch."""
@@ -190,8 +191,11 @@ class RayConnection:
     def ask_head(self, question: Callable[[], T]) -> T:
         """Return what the head of the cluster answers; raise `ClusterError` if it is lost.
 
-        Ray itself waits for a lost head, for up to `_RECONNECT_SECONDS`. So it waits in a thread of its own.
+        Ray itself waits for a lost head, for up to `_RECONNECT_SECONDS`, so the question is asked in another thread.
         """
+        while not self.reaches_head():
+            self.check()
+            time.sleep(_ANSWER_SECONDS)
         answers: list[T] = []
         errors: list[Exception] = []
 
@@ -201,19 +205,21 @@ class RayConnection:
             except Exception as error:  # raised again below
                 errors.append(error)
 
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        while thread.is_alive():
-            thread.join(_ANSWER_SECONDS)
+        self._question = threading.Thread(target=ask, daemon=True)
+        self._question.start()
+        while self._question.is_alive():
+            self._question.join(_ANSWER_SECONDS)
             self.check()
         if errors:
             raise errors[0]
         return answers[0]
 
-    def close(self) -> None:
-        """Stop watching the cluster."""
+    def close(self, *, shut_down: bool) -> None:
+        """Stop watching the cluster; shut Ray down, unless a question waits for a lost head, which would crash."""
         if self._node is not None:
             self._node.release()
+        if shut_down and (self._question is None or not self._question.is_alive()):
+            self._ray.shutdown()
 
     def describe_cpus(self, needed: float) -> str:
         """Compare the CPUs of the cluster with what an actor needs."""

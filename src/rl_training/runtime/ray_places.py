@@ -218,6 +218,4 @@ class GroupsOnRay:
         with suppress(ConnectionError):  # a Ray client whose cluster is lost
             for member in self._members:
                 self._ray.kill(member.actor)
-        self._connection.close()
-        if self._owns_ray:
-            self._ray.shutdown()
+        self._connection.close(shut_down=self._owns_ray)
