@@ -28,7 +28,7 @@ from rl_training.runtime.collector import (
     episode_metrics,
     group_states,
 )
-from rl_training.runtime.shares import Access, Order, Share, Weights, join_shares
+from rl_training.runtime.shares import Access, Order, Share, Weights, join_shares, ready_to_send
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class GroupedCollector:
         weights = None
         if self._places.has_own_policies:
             params = self._policy.params.flat.numpy(force=True)
-            weights = Weights(params, self._policy.encoder.normalizer.state_dict())
+            weights = Weights(params, ready_to_send(self._policy.encoder.normalizer.state_dict()))
         orders = [
             self._make_order(number, steps, weights)._replace(access=access) for number in range(len(self._groups))
         ]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rl_training.algorithms.base import StoredPolicy
 from rl_training.envs.factory import WORKER_STEP_TIMEOUT, make_vector_env
@@ -116,6 +117,25 @@ class Share(NamedTuple):
     """What the access of the order returned, one value per env."""
 
 
+class SentTensor:
+    """A tensor that is pickled as an array, which takes a tenth of the time, and unpickled as a tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._array = tensor.numpy()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return torch.tensor, (self._array,)
+
+
+def ready_to_send(tree: Any) -> Any:
+    """Return a tree of dicts and lists in which every tensor is a `SentTensor`."""
+    if isinstance(tree, Tensor):
+        return SentTensor(tree)
+    if isinstance(tree, dict):
+        return {key: ready_to_send(value) for key, value in tree.items()}
+    return [ready_to_send(value) for value in tree] if isinstance(tree, list) else tree
+
+
 def join_shares(shares: Sequence[Share]) -> Transition | None:
     """Return the steps of all groups side by side, [step, env, ...]; none if the orders were for no step."""
     parts = [share.steps.unstack() for share in shares if share.steps is not None]
@@ -202,10 +222,10 @@ class RemoteGroup:
             self._opened = opened.pop_all()
 
     def collect(self, order: Order) -> Share:
-        """Carry out an order."""
+        """Carry out an order; return the share, ready to be sent."""
         share = self._group.collect(order, self._note_progress)
         assert share is not None
-        return share
+        return share._replace(state=ready_to_send(share.state), samples=ready_to_send(share.samples))
 
     def _note_progress(self) -> bool:
         """Stand in for an interruption, which never comes: who wants to stop does not wait for the share."""
