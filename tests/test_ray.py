@@ -6,8 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -26,7 +28,7 @@ from rl_training.experiment.runs import context_of, read_metadata
 from rl_training.experiment.sources import Layer
 from rl_training.runtime import ray_connection, ray_places
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.ray_connection import import_ray
+from rl_training.runtime.ray_connection import RayConnection, import_ray
 from rl_training.runtime.trainer import TrainerState
 from rl_training.runtime.workflows import prepare_resume, resume_training
 
@@ -241,6 +243,37 @@ def test_a_cluster_that_is_not_there_is_named(make_config: MakeConfig, monkeypat
     text = r"ray_address='127\.0\.0\.1:1': there is no Ray cluster .* asks for a token, set RAY_AUTH_MODE=token$"
     with pytest.raises(ConfigError, match=text):
         train(make_config(collectors=2, collect_on="ray", ray_address="127.0.0.1:1"))
+
+
+def test_a_head_that_is_lost_while_it_is_asked_ends_the_wait_and_ray_is_not_shut_down_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_connection, "_HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(ray_connection, "_HEAD_CHECK_SECONDS", 0.0)
+    shutdowns: list[str] = []
+    connection = RayConnection(SimpleNamespace(shutdown=lambda: shutdowns.append("now")))
+    lost, answered = threading.Event(), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        monkeypatch.setattr(connection, "_head", head.getsockname())
+        assert connection.ask_head(lambda: 7) == 7
+
+        def lose_head() -> None:
+            head.close()
+            lost.set()
+            answered.wait()
+
+        with pytest.raises(ClusterError, match="the head of the Ray cluster has not answered"):
+            connection.ask_head(lose_head)
+    assert lost.is_set()
+    connection.close(shut_down=True)
+    assert shutdowns == []
+    answered.set()
+
+    def has_shut_down() -> bool:
+        connection.close(shut_down=True)
+        return bool(shutdowns)
+
+    wait_until(has_shut_down)
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

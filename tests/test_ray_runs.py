@@ -124,7 +124,7 @@ def test_seeds_go_on_elsewhere_when_an_actor_and_a_node_are_killed(
 def test_a_group_that_loses_the_head_ends_with_a_clear_line_and_is_resumed_here(
     place: Place, expected: dict[int, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ray_connection, "_HEAD_SECONDS", 3.0)  # so that the head is asked for nodes after its end
+    monkeypatch.setattr(ray_connection, "_HEAD_SECONDS", 3.0)  # longer than the time between two looks at the nodes
     place.hold(1, 2)
     cluster = start_cluster(2)
     (head,) = cluster.head_node.all_processes["gcs_server"]

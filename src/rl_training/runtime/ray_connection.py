@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -62,7 +63,7 @@ def _initialize(ray: Any, address: str) -> bool:
 
 
 def _token_hint(address: str) -> str:
-    """Say what may be missing if a cluster at an explicit address asks for a token, which Ray does not send unasked."""
+    """Return a hint for clusters that ask for a token: Ray sends none to an explicit address unless told to."""
     if address in ("local", "auto") or "RAY_AUTH_MODE" in os.environ:
         return ""
     return "; if the cluster asks for a token, set RAY_AUTH_MODE=token"
@@ -153,7 +154,7 @@ class RayConnection:
         self._head: tuple[str, int] | None = None
         self._checked_at = time.monotonic()
         self._lost_at: float | None = None  # when the head did not answer for the first time in a row
-        self._question: threading.Thread | None = None
+        self._answer: Future[Any] | None = None  # of the head to the newest question
 
     def open(self) -> None:
         """Find the ports to watch."""
@@ -189,36 +190,35 @@ class RayConnection:
         return True
 
     def ask_head(self, question: Callable[[], T]) -> T:
-        """Return what the head of the cluster answers; raise `ClusterError` if it is lost.
+        """Return the answer of the cluster's head; raise `ClusterError` if the head is lost.
 
         Ray itself waits for a lost head, for up to `_RECONNECT_SECONDS`, so the question is asked in another thread.
         """
         while not self.reaches_head():
             self.check()
             time.sleep(_ANSWER_SECONDS)
-        answers: list[T] = []
-        errors: list[Exception] = []
+        answer: Future[T] = Future()
 
         def ask() -> None:
             try:
-                answers.append(question())
-            except Exception as error:  # raised again below
-                errors.append(error)
+                answer.set_result(question())
+            except Exception as error:
+                answer.set_exception(error)
 
-        self._question = threading.Thread(target=ask, daemon=True)
-        self._question.start()
-        while self._question.is_alive():
-            self._question.join(_ANSWER_SECONDS)
+        self._answer = answer
+        threading.Thread(target=ask, daemon=True).start()
+        while not wait([answer], _ANSWER_SECONDS).done:
             self.check()
-        if errors:
-            raise errors[0]
-        return answers[0]
+        return answer.result()
 
     def close(self, *, shut_down: bool) -> None:
-        """Stop watching the cluster; shut Ray down, unless a question waits for a lost head, which would crash."""
+        """Stop watching the cluster, and shut Ray down if that is asked for.
+
+        While a question waits for a lost head, Ray is left as it is: shut down now, it would crash this process later.
+        """
         if self._node is not None:
             self._node.release()
-        if shut_down and (self._question is None or not self._question.is_alive()):
+        if shut_down and (self._answer is None or self._answer.done()):
             self._ray.shutdown()
 
     def describe_cpus(self, needed: float) -> str:
