@@ -16,11 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 from scale_model import PLACES, TASKS, Job, Point, Results, Task
 from scale_report import draw_chart, write_document
 
@@ -66,6 +68,8 @@ class IterationClock:
         self.collect_cpu: list[float] = []
         self._cpu = 0.0
         self.updated_at: list[float] = []
+        self._cpu_before = 0.0
+        self.collector_cpu = 0.0
         self.exchanges: list[float] = []
         self.memory_mb: list[float] = []
 
@@ -83,9 +87,12 @@ class IterationClock:
         del result
         self.updated_at.append(time.perf_counter())
         self._cpu = time.process_time()
+        if len(self.updated_at) == _FIRST_ITERATIONS:
+            self._cpu_before = collector_cpu_seconds()
         if trainer.global_step < self._last_step:
             return
-        self.memory_mb = collector_memory_mb()
+        self.collector_cpu = (collector_cpu_seconds() - self._cpu_before) / (len(self.updated_at) - _FIRST_ITERATIONS)
+        self.memory_mb = [each.memory_full_info().pss / _MB for each in collector_processes()]
         for _ in range(_EXCHANGES):
             started_at = time.perf_counter()
             trainer.env.get_attr("render_mode")
@@ -98,21 +105,20 @@ class IterationClock:
         """Do nothing."""
 
 
-def collector_memory_mb() -> list[float]:
-    """Return the memory of each process or actor of this process that collects; shared pages are divided evenly."""
-    import psutil
-
-    sizes = []
-    for child in psutil.Process().children(recursive=True):
-        try:
+def collector_processes() -> list[psutil.Process]:
+    """Return the processes or actors of this process that collect."""
+    own, found = psutil.Process(), []
+    for child in own.children(recursive=True):
+        with suppress(psutil.Error):  # it has ended meanwhile
             command = " ".join(child.cmdline())
-            if "ray::" in command and "GroupActor" not in command:
-                continue
-            if "GroupActor" in command or command == " ".join(psutil.Process().cmdline()):
-                sizes.append(child.memory_full_info().pss / _MB)
-        except psutil.Error:
-            continue
-    return sizes
+            if "GroupActor" in command if "ray::" in command else command == " ".join(own.cmdline()):
+                found.append(child)
+    return found
+
+
+def collector_cpu_seconds() -> float:
+    """Return the CPU time that the processes that collect have used so far."""
+    return sum(sum(each.cpu_times()[:2]) for each in collector_processes())
 
 
 def measure(job: Job) -> Point:
@@ -145,6 +151,7 @@ def make_point(job: Job, clock: IterationClock, started_at: float) -> Point:
         iteration_seconds=statistics.fmean(iterations),
         collect_seconds=collect_seconds,
         collect_cpu_seconds=statistics.median(clock.collect_cpu[len(clock.collect_cpu) - len(collections) :]),
+        collector_cpu_seconds=clock.collector_cpu,
         update_seconds=statistics.median(updates),
         exchange_seconds=statistics.median(clock.exchanges),
         start_seconds=clock.collected_at[0] - started_at - collect_seconds,

@@ -150,6 +150,8 @@ class Point:
     collect_seconds: float
     collect_cpu_seconds: float
     """The CPU time of the learner's process while it collects."""
+    collector_cpu_seconds: float
+    """The CPU time of all processes that collect, per iteration; 0 if the learner's process collects."""
     update_seconds: float
     exchange_seconds: float
     """An order without env steps for every collector, and the answers."""
