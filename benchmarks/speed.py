@@ -141,8 +141,8 @@ def measure_all(args: argparse.Namespace) -> Report:
     date = time.strftime("%Y-%m-%d")
     report = Report(date, describe_versions(), describe_machine(), args.rounds, args.steps_scale)
     rows = select_rows(args.rows)
-    if args.output is not None and args.output.is_file():
-        report.keep(load_report(args.output), rows)
+    if earlier := load_earlier(args.output):
+        report.keep(earlier, rows)
     for row in rows:
         for each in measure_row(row, tuple(SIDE_NAMES), rounds=args.rounds, scale=args.steps_scale):
             report.measurements.append(each)
@@ -161,6 +161,11 @@ def measure_all(args: argparse.Namespace) -> Report:
     save_if_requested(report, args.output)
     report.outcomes += train_extra_runs(rows, tuple(SIDE_NAMES), runs=args.further_runs, scale=args.steps_scale)
     return report
+
+
+def load_earlier(path: Path | None) -> Report | None:
+    """Read the results of earlier calls; None if there is no such file."""
+    return load_report(path) if path is not None and path.is_file() else None
 
 
 def save_if_requested(report: Report, path: Path | None) -> None:
@@ -208,7 +213,7 @@ def parse_arguments() -> argparse.Namespace:
     if args.gate not in (None, Path()):
         if not args.gate.is_file():
             parser.error(f"{args.gate} is not a file; name rows before --gate")
-    elif args.output is not None and args.output.is_file() and load_report(args.output).steps_scale != args.steps_scale:
+    elif (earlier := load_earlier(args.output)) and earlier.steps_scale != args.steps_scale:
         parser.error(f"{args.output} has rows with another --steps-scale; name another file")
     elif missing := missing_modules(select_rows(args.rows)):
         parser.error(f"{', '.join(missing)} not installed: pip install '.[bench,mujoco]', or name other rows")
