@@ -44,7 +44,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/speed.py --growth --further-runs 8 --output benchmarks/results/speed.json \
 		--chart docs/speed.png --document docs/performance.md
 
-# Measure what collectors cost and gain. Takes about 25 minutes on two cores that are otherwise idle.
+# Measure what collectors cost and gain. Takes roughly half an hour on two cores that are otherwise idle.
 scale: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[mujoco,plots,ray]"
 	$(BIN)/python benchmarks/scale.py --output benchmarks/results/scale.json --chart docs/scale.png \

@@ -153,7 +153,7 @@ def target_lines(results: Results) -> list[str]:
 
 
 def misses_of_model(results: Results, costs: Costs) -> str:
-    """Say how many points the model meets within its tolerance, among them those it predicts, and name the others."""
+    """Say how many points the model meets, and how many of those it was not fitted to; name the points it misses."""
     points = points_of(results, [task.name for task in ON_POLICY])
     wrong = [point for point in points if abs(error_of(costs, point)) > TOLERANCE]
     predicted = [point for point in points if point.collectors > MOST_FITTED]
@@ -162,7 +162,7 @@ def misses_of_model(results: Results, costs: Costs) -> str:
     return (
         f"It meets {len(points) - len(wrong)} of {len(points)} iterations within {TOLERANCE:.0%}, among them {met} of "
         f"the {len(predicted)} with more than {MOST_FITTED} collectors, which had no part in the constants."
-        f"{' The others: ' + listed + '.' if wrong else ''}"
+        f"{' It misses ' + listed + '.' if wrong else ''}"
     )
 
 

@@ -17,14 +17,14 @@ RecordT = TypeVar("RecordT", bound=StrictModel)
 
 
 class RunsRecord(StrictModel):
-    """What every record of several runs contains."""
+    """The fields that every record of several runs has."""
 
     algo: str
     env_id: str
     status: Literal["running", "completed", "interrupted", "failed"] = "running"
     jobs: int
     on: PlaceName = "here"
-    """Where the runs were trained last: on this machine, or on a Ray cluster."""
+    """Where the runs were last trained: on this machine, or on a Ray cluster."""
     started_at: str
     ended_at: str | None = None
     command: list[str]

@@ -57,7 +57,7 @@ def run_jobs(
         while True:
             while len(running) < max_running and not signals:
                 has_room = executor.has_room()
-                if chosen is None and (has_room or not running):  # a later choice may know more results
+                if chosen is None and (has_room or not running):  # as late as possible, to know more results
                     chosen = next_job()
                 if chosen is None or not has_room:
                     break

@@ -149,7 +149,7 @@ def prepare_group(
 
 
 def check_place(config: TrainConfig, jobs: Jobs, num_runs: int, place: Place) -> dict[str, Any]:
-    """Check that the runs can be trained there; return the fields of their record that say how they are trained."""
+    """Check that the place can train the runs; return the part of their record that says how they are trained."""
     count = resolve_jobs(jobs, num_runs, config.num_threads, place.name)
     check_output_dir(config)
     if place.name == "here":

@@ -57,9 +57,9 @@ class GroupActor:
 
 
 def _make_actor_class(ray: Any, cpus: float) -> Any:
-    """Return the class of actors, which answer questions about their progress in another thread than orders.
+    """Return the class of the actors. They report their progress in a separate thread, while they collect.
 
-    The thread is part of the class: a Ray client (`ray://`) cannot name it in a call.
+    The class names that thread, because a Ray client (`ray://`) cannot do so in a call.
     """
 
     class GroupActorOnRay(GroupActor):

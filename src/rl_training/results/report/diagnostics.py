@@ -70,7 +70,7 @@ def loss_not_finite(run: Run) -> Hint | None:
     return Hint(
         "Loss not finite",
         f"not finite: {', '.join(sorted(names))}" if names else refused,
-        "A gradient step that is not finite is rejected, so the agent stops learning where this happens.",
+        "A gradient step that is not finite is rejected, so the agent learns nothing from it.",
         f"Look at the batch with `rl-training replay {run.run_dir}`. Lower learning_rate, and check with "
         "`rl-training check-env` whether rewards and observations are bounded.",
     )
@@ -232,7 +232,7 @@ def _ways_to_explore(run: Run) -> list[str]:
 
 
 def _plain_advantages(run: Run) -> list[str]:
-    """Return that advantages can be left as they are: without rewards, normalised ones are noise."""
+    """Return the advice not to normalise advantages, if the run does: without rewards, that only enlarges noise."""
     return ["set normalize_advantages to false"] if _params(run).get("normalize_advantages") else []
 
 
