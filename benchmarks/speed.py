@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from speed_common import OURS, ROWS, SIDE_NAMES, Growth, Job, Measurement, Outcome, Report, Row, Side, Split
+from speed_common import OURS, ROWS, Growth, Job, Measurement, Outcome, Report, Row, Side, Split
 from speed_report import (
     draw_chart,
     draw_growth,
@@ -39,6 +39,7 @@ from speed_report import (
 
 _CHILD = "_measure"  # the hidden subcommand
 _FIRST_EXTRA_SEED = 1_001
+_MOST_THREADS = 2
 _SPLIT_SHARE = 0.2  # share of a row's budget for the run that shows where the time goes
 
 
@@ -68,22 +69,21 @@ def execute_job(text: str) -> None:
     print(json.dumps(result), flush=True)
 
 
-def measure_row(row: Row, sides: Sequence[Side], *, rounds: int, scale: float) -> Iterator[Measurement]:
+def measure_row(row: Row, *, rounds: int, scale: float) -> Iterator[Measurement]:
     """Measure all sides in turn, with every number of threads in each round; odd rounds reverse the order of sides."""
     for number in range(rounds):
-        for threads in thread_counts():
-            seed = 1 + number * len(thread_counts()) + threads - 1
-            for side in sides if number % 2 == 0 else reversed(sides):
+        for threads in thread_counts(row):
+            seed = 1 + number * _MOST_THREADS + threads - 1
+            for side in row.sides if number % 2 == 0 else reversed(row.sides):
                 job = Job("measure", row, side, row.budget(scale), threads, seed)
                 yield replace(Measurement(**run_job(job)), round=number)
 
 
-def train_extra_runs(rows: Sequence[Row], sides: Sequence[Side], *, runs: int, scale: float) -> Iterator[Outcome]:
+def train_extra_runs(work: Sequence[tuple[Row, Side]], *, runs: int, scale: float) -> Iterator[Outcome]:
     """Train runs with seeds that no measurement uses, only for their returns, with one run per core at a time."""
     jobs = [
         Job("measure", row, side, row.budget(scale), seed=_FIRST_EXTRA_SEED + number)
-        for row in rows
-        for side in sides
+        for row, side in work
         for number in range(runs)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -91,9 +91,10 @@ def train_extra_runs(rows: Sequence[Row], sides: Sequence[Side], *, runs: int, s
             yield Outcome(job.row.name, job.side, job.seed, result["episode_return"])
 
 
-def thread_counts() -> list[int]:
-    """Return the numbers of threads to measure: 1, and 2 if there are two cores."""
-    return [1] if os.cpu_count() == 1 else [1, 2]
+def thread_counts(row: Row) -> list[int]:
+    """Return the numbers of threads to measure: 1, and 2 if there are two cores. Images are always faster with 2."""
+    most = min(os.cpu_count() or 1, _MOST_THREADS)
+    return [most] if row.has_images else list(range(1, most + 1))
 
 
 def split_row(row: Row, side: Side, scale: float) -> Split:
@@ -144,7 +145,7 @@ def measure_all(args: argparse.Namespace) -> Report:
     if earlier := load_earlier(args.output):
         report.keep(earlier, rows)
     for row in rows:
-        for each in measure_row(row, tuple(SIDE_NAMES), rounds=args.rounds, scale=args.steps_scale):
+        for each in measure_row(row, rounds=args.rounds, scale=args.steps_scale):
             report.measurements.append(each)
             print(
                 f"{row.name} round {each.round + 1}, {each.side}, threads {each.threads}: "
@@ -159,7 +160,8 @@ def measure_all(args: argparse.Namespace) -> Report:
         report.growth[:] = measure_growth()
         report.earlier.pop("growth", None)
     save_if_requested(report, args.output)
-    report.outcomes += train_extra_runs(rows, tuple(SIDE_NAMES), runs=args.further_runs, scale=args.steps_scale)
+    work = [(row, side) for row in rows for side in row.sides]
+    report.outcomes += train_extra_runs(work, runs=args.further_runs, scale=args.steps_scale)
     return report
 
 

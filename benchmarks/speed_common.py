@@ -8,9 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Side = Literal["sb3", "eager", "compiled"]
+Side = Literal["sb3", "eager", "compiled", "bfloat16"]
 OURS: tuple[Side, ...] = ("eager", "compiled")
-SIDE_NAMES: dict[Side, str] = {"sb3": "SB3", "eager": "ours, eager", "compiled": "ours, compiled"}
+SIDE_NAMES: dict[Side, str] = {
+    "sb3": "SB3",
+    "eager": "ours, eager",
+    "compiled": "ours, compiled",
+    "bfloat16": "ours, compiled, bfloat16",
+}
 
 _PPO: dict[str, Any] = {
     "hidden_sizes": [64, 64],
@@ -84,6 +89,11 @@ class Row:
     def has_images(self) -> bool:
         """Whether the network starts with a CNN."""
         return "encoder" in self.params
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """The sides to measure. Small networks gain nothing from bfloat16."""
+        return ("sb3", *OURS, "bfloat16") if self.has_images else ("sb3", *OURS)
 
     @property
     def short_env_id(self) -> str:

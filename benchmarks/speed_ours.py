@@ -16,6 +16,7 @@ from rl_training.runtime.training import with_resolved_compile
 
 def make_config(job: Job, output_dir: Path) -> TrainConfig:
     """Create a config without evaluation, with checkpoints at the start and at the end and one log line at the end."""
+    precision = {"precision": "bfloat16"} if job.side == "bfloat16" else {}
     return TrainConfig(
         algo=job.row.algo,
         env_id=job.row.env_id,
@@ -31,8 +32,8 @@ def make_config(job: Job, output_dir: Path) -> TrainConfig:
         log_interval=job.steps,
         checkpoint_interval=0,
         checkpoint_seconds=0.0,
-        compile="on" if job.side == "compiled" else "off",
-        algo_kwargs=dict(job.row.params),
+        compile="off" if job.side == "eager" else "on",
+        algo_kwargs={**job.row.params, **precision},
     )
 
 

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from speed_common import OURS, ROWS, SIDE_NAMES, Measurement, Report, Row, Side
+from speed_common import ROWS, SIDE_NAMES, Measurement, Report, Row, Side
 
 TARGETS: dict[Side, dict[str, float]] = {
-    "compiled": {"A1": 5.0, "A2": 4.0, "B": 5.0, "C": 2.5, "D": 2.5, "E": 2.0, "F": 2.0},
     "eager": {"A1": 3.0, "A2": 2.0, "B": 2.5, "C": 1.3},
+    "compiled": {"A1": 5.0, "A2": 4.0, "B": 5.0, "C": 2.5, "D": 2.5, "E": 2.0, "F": 2.0},
+    "bfloat16": {"E": 2.0, "F": 2.0},
 }
 """The ratio to Stable-Baselines3 that each row should reach."""
 MEMORY_TARGETS: dict[str, float] = {"F": 0.5}
@@ -127,8 +128,8 @@ def missed_targets(report: Report) -> list[str]:
     missed: list[str] = []
     for name in report.row_names():
         summaries = summarise(report, name)
-        for side in OURS:
-            target, summary = TARGETS[side].get(name), summaries.get(side)
+        for side, targets in TARGETS.items():
+            target, summary = targets.get(name), summaries.get(side)
             if target is None:
                 continue
             if summary is None or summary.ratio is None:
@@ -146,7 +147,7 @@ def _missed_memory(name: str, summaries: Mapping[Side, Summary]) -> list[str]:
     limit, theirs = MEMORY_TARGETS.get(name), summaries.get("sb3")
     if limit is None or theirs is None:
         return []
-    shares = {side: summaries[side].peak_memory_mb / theirs.peak_memory_mb for side in OURS if side in summaries}
+    shares = {side: summaries[side].peak_memory_mb / theirs.peak_memory_mb for side in summaries if side != "sb3"}
     return [
         f"{name} {side}: {share:.2f} of the memory of SB3, the target is at most {limit:g}"
         for side, share in shares.items()
@@ -267,7 +268,8 @@ def draw_chart(path: Path, report: Report) -> None:
     figure = Figure(figsize=(7.0, 4.0), layout="constrained")
     axes = figure.subplots()
     names = report.row_names()
-    sides = [side for side in OURS if any(each.side == side for each in report.measurements)]
+    measured = {each.side for each in report.measurements}
+    sides = [side for side in SIDE_NAMES if side in measured and side != "sb3"]
     width = 0.8 / max(len(sides), 1)
     for place, side in enumerate(sides):
         offset = width * (place - (len(sides) - 1) / 2)
@@ -321,12 +323,13 @@ _METHOD = """\
 Each measurement is one training run in a new process. Both sides have the same env, number of envs, steps per update,
 batch size, gradient steps, network and parameters of the algorithm. `benchmarks/speed_common.py` contains all of them;
 everything else is left at its default. SB3 gets half of our `vf_coef`, because it weighs the whole squared error of the
-values, and this package weighs half of it. Rows with images stack four frames of 84x84 bytes, ours by `frame_stack`
-and SB3 by `VecFrameStack`. Stable-Baselines3 runs with its usual set-up: `make_vec_env` with its
-monitor and `DummyVecEnv`, without log output and without evaluation. Our side steps its envs in the training process,
-without evaluation, with a checkpoint at the start and at the end, and one log line at the end. Work after the last
-update (this log line and checkpoint) counts for the memory but not for the speed. Logs and checkpoints during training,
-which this package writes by default, are not measured.
+values, and this package weighs half of it. Rows with images stack four frames of 84x84 bytes, ours by `frame_stack` and
+SB3 by `VecFrameStack`. Lines with `bfloat16` have [`precision: bfloat16`](algorithms.md#precision), so the products of
+their updates have fewer digits; all other lines, and SB3, compute in float32. Stable-Baselines3 runs with its usual
+set-up: `make_vec_env` with its monitor and `DummyVecEnv`, without log output and without evaluation. Our side steps its
+envs in the training process, without evaluation, with a checkpoint at the start and at the end, and one log line at the
+end. Work after the last update (this log line and checkpoint) counts for the memory but not for the speed. Logs and
+checkpoints during training, which this package writes by default, are not measured.
 
 - **import**: seconds until the library and its dependencies are imported.
 - **warm-up**: seconds from there to the end of the first update. This includes creating envs and networks, the first
@@ -335,6 +338,7 @@ which this package writes by default, are not measured.
 - **steps/s**: env steps per second from the end of the first update to the end of the last one, by wall time and by the
   CPU time of the process and its children.
 - **threads**: each side is measured with these numbers of torch threads: {threads}. The table shows the faster one.
+  Rows with images are measured with the largest number only.
 - **ratio**: our speed divided by that of SB3 within one round, by CPU time, or by wall time where the table says so.
   The table shows the median over the rounds, the lowest and the highest. The sides alternate within a round and change
   their order from round to round.

@@ -87,6 +87,17 @@ def test_auto_compiles_the_rows_that_earn_it(tmp_path: Path, monkeypatch: pytest
         assert " ".join(row.name for row in ROWS if auto_compiles(row)) == compiled
 
 
+def test_rows_with_images_are_also_measured_in_bfloat16(tmp_path: Path) -> None:
+    assert [row.name for row in ROWS if "bfloat16" in row.sides] == ["E", "F"]
+    for name in ("E", "F"):
+        row = row_named(name)
+        lower, exact = (
+            make_config(Job("measure", row, side, row.steps), tmp_path) for side in ("bfloat16", "compiled")
+        )
+        assert lower.algo_kwargs == {**exact.algo_kwargs, "precision": "bfloat16"}
+        assert lower.model_copy(update={"algo_kwargs": exact.algo_kwargs}) == exact
+
+
 def test_the_rows_do_the_work_that_they_are_named_for() -> None:
     work = {
         row.name: (row.steps_per_update, row.batch_size, row.gradient_steps_per_update, row.params["hidden_sizes"])
@@ -215,7 +226,7 @@ def test_further_runs_count_with_their_returns_alone() -> None:
 
 def test_further_runs_are_trained_with_seeds_of_their_own() -> None:
     row = replace(row_named("A1"), steps=2_048)
-    outcomes = list(speed.train_extra_runs([row], ["eager"], runs=2, scale=1e-9))
+    outcomes = list(speed.train_extra_runs([(row, "eager")], runs=2, scale=1e-9))
     assert [(each.row, each.side, each.seed) for each in outcomes] == [("A1", "eager", 1_001), ("A1", "eager", 1_002)]
     assert len({each.episode_return for each in outcomes}) == 2
 
@@ -248,7 +259,8 @@ def test_the_gate_names_what_is_missed() -> None:
 def test_the_gate_compares_the_memory_of_a_full_replay_buffer() -> None:
     eager = measured("F", "eager", (300.0,), peak_memory_mb=160.0)
     compiled = measured("F", "compiled", (300.0,), peak_memory_mb=140.0)
-    report = report_of(measured("F", "sb3", (100.0,)), eager, compiled)
+    lower = measured("F", "bfloat16", (300.0,), peak_memory_mb=140.0)
+    report = report_of(measured("F", "sb3", (100.0,)), eager, compiled, lower)
     assert missed_targets(report) == ["F eager: 0.53 of the memory of SB3, the target is at most 0.5"]
 
 
