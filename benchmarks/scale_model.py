@@ -220,11 +220,28 @@ def on_line(line: Line, units: float) -> float:
 
 
 @dataclass(frozen=True)
+class StepCost:
+    """The CPU time of one step of a group: acting, stepping, storing."""
+
+    fixed: float
+    per_env: float = 0.0
+    per_second: float = 0.0
+    """For every second that the step takes: caches get cold while an env sleeps, and threads of Ray wake up."""
+
+    def wall_seconds(self, envs: float, wait: float, groups_per_core: float) -> float:
+        """Return how long a step takes if each env sleeps for `wait` seconds and several groups share each core."""
+        work = self.fixed + envs * self.per_env
+        alone = (wait + work) / (1.0 - self.per_second)
+        crowded = groups_per_core * work / (1.0 - groups_per_core * self.per_second)
+        return max(alone, crowded)
+
+
+@dataclass(frozen=True)
 class TaskCosts:
     """What the work itself takes, in seconds."""
 
-    step_cpu: Line
-    """The CPU time of one step of a group, fixed and per env: acting, stepping, storing."""
+    step: dict[str, StepCost]
+    """What a step of a group costs, by place."""
     step_wait: float
     """The time in which an env waits without using the processor, per step."""
     update: Line
@@ -273,33 +290,60 @@ def fit_costs(results: Results) -> Costs:
         for place in PLACES
         if any(point.place == place for point in points)
     }
-    measured = {point.task for point in points if point.place == "here"}
-    tasks = {name: _fit_task(task_named(name), [point for point in points if point.task == name]) for name in measured}
+    tasks = {
+        task.name: _fit_task(task, points)
+        for task in ON_POLICY
+        if any((point.task, point.place) == (task.name, "here") for point in points)
+    }
     return Costs(int(results.origin["host"]["cpus"]), results.handling_seconds_per_step, exchange, tasks)
 
 
 def _fit_task(task: Task, points: Sequence[Point]) -> TaskCosts:
-    here = [point for point in points if point.place == "here"]
-    vector_steps = {point.collectors: task.steps_per_env * point.collectors for point in here}
-    cpu = fit_line(
-        (task.num_envs(point.collectors) / point.collectors, point.collect_cpu_seconds / vector_steps[point.collectors])
-        for point in here
-    )
-    waits = [(point.collect_seconds - point.collect_cpu_seconds) / vector_steps[point.collectors] for point in here]
-    update = fit_line((point.steps_per_iteration, point.update_seconds) for point in points)
-    return TaskCosts(cpu, max(statistics.fmean(waits), 0.0), update)
+    own = [point for point in points if point.task == task.name]
+    waits = [_wall_per_step(point) - _cpu_per_step(point) for point in own if point.place == "here"]
+    alike = own if task.envs else [point for point in points if task_named(point.task) in SLEEPERS]
+    step = {
+        place: _fit_step(task, [point for point in alike if point.place == place])
+        for place in {point.place for point in own}
+    }
+    update = fit_line((point.steps_per_iteration, point.update_seconds) for point in own)
+    return TaskCosts(step, max(statistics.fmean(waits), 0.0), update)
+
+
+def _fit_step(task: Task, points: Sequence[Point]) -> StepCost:
+    """Fit the cost of a step in one place: over the envs of a group, or, if each has one env, over the sleep."""
+    if task.envs:
+        fixed, per_env = fit_line((task.envs / point.collectors, _cpu_per_step(point)) for point in points)
+        return StepCost(fixed, per_env=per_env)
+    fixed, per_second = fit_line((_wall_per_step(point), _cpu_per_step(point)) for point in points)
+    return StepCost(fixed, per_second=per_second)
+
+
+def _group_steps(point: Point) -> int:
+    """Return the steps of all groups in one iteration."""
+    return task_named(point.task).steps_per_env * point.collectors
+
+
+def _cpu_per_step(point: Point) -> float:
+    """Return the CPU time of one step of a group."""
+    used = point.collect_cpu_seconds if point.place == "here" else point.collector_cpu_seconds
+    return used / _group_steps(point)
+
+
+def _wall_per_step(point: Point) -> float:
+    """Return the time of one step of a group; here, the groups work one after the other."""
+    side_by_side = 1 if point.place == "here" else point.collectors
+    return side_by_side * point.collect_seconds / _group_steps(point)
 
 
 def predict(costs: Costs, task: Task, place: str, collectors: int, *, cores: int | None = None) -> Prediction:
     """Predict one iteration; `cores` instead of those of the measured machine."""
     own, cores = costs.tasks[task.name], cores or costs.cores
     num_envs, env_steps = task.num_envs(collectors), task.steps_per_iteration(collectors)
-    cpu = task.steps_per_env * on_line(own.step_cpu, num_envs / collectors)
-    wait = task.steps_per_env * own.step_wait
-    if place == "here":
-        collect, handling = collectors * (cpu + wait), 0.0
-    else:
-        collect, handling = max(cpu + wait, collectors * cpu / cores), env_steps * costs.handling
+    is_here = place == "here"
+    step = own.step[place].wall_seconds(num_envs / collectors, own.step_wait, 1.0 if is_here else collectors / cores)
+    collect = task.steps_per_env * step * (collectors if is_here else 1)
+    handling = 0.0 if is_here else env_steps * costs.handling
     exchange = on_line(costs.exchange[place], collectors)
     return Prediction(env_steps, collect, exchange, handling, on_line(own.update, env_steps))
 

@@ -17,6 +17,7 @@ from scale_model import (
     Costs,
     Point,
     Results,
+    StepCost,
     break_even_seconds,
     efficiency,
     error_of,
@@ -223,12 +224,18 @@ def constants_text(results: Results, costs: Costs) -> str:
     )
     for name in [task.name for task in ON_POLICY if task.name in costs.tasks]:
         own = costs.tasks[name]
+        steps = "; ".join(f"{place} {_describe_step(own.step[place])}" for place in PLACES if place in own.step)
         lines.append(
-            f"- **{name}**: a step of a group takes {1e6 * max(own.step_cpu[0], 0.0):,.0f} us and "
-            f"{1e6 * own.step_cpu[1]:,.0f} us per env on a core, and {1e3 * own.step_wait:,.2f} ms of waiting. An "
-            f"update takes {1e3 * max(own.update[0], 0.0):,.1f} ms, and {1e6 * own.update[1]:,.1f} us per env step."
+            f"- **{name}**: a step of a group keeps a core busy for this time: {steps}. An env waits for "
+            f"{1e3 * own.step_wait:,.2f} ms. An update takes {1e3 * max(own.update[0], 0.0):,.1f} ms, and "
+            f"{1e6 * own.update[1]:,.1f} us per env step."
         )
     return "\n".join(lines)
+
+
+def _describe_step(cost: StepCost) -> str:
+    growth = f"{1e6 * cost.per_env:,.0f} us per env" if cost.per_env else f"{cost.per_second:.1%} of its duration"
+    return f"{1e6 * max(cost.fixed, 0.0):,.0f} us and {growth}"
 
 
 def document(results: Results) -> str:

@@ -1,6 +1,6 @@
 """The scale benchmark measures runs with collectors, and its model adds up the parts of an iteration."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from scale_model import (
     Job,
     Point,
     Results,
+    StepCost,
     TaskCosts,
     break_even_seconds,
     efficiency,
@@ -38,6 +39,7 @@ def point(task: str, place: str, collectors: int, **changes: Any) -> Point:
         "iteration_seconds": 2.0,
         "collect_seconds": 1.5,
         "collect_cpu_seconds": 0.5,
+        "collector_cpu_seconds": 0.0 if place == "here" else 0.5,
         "update_seconds": 0.4,
         "exchange_seconds": 0.1,
         "start_seconds": 3.0,
@@ -59,7 +61,8 @@ def results_of(*points: Point) -> Results:
 
 def simple_costs() -> Costs:
     """One env: 1 ms of CPU time and 4 ms of waiting per step; 10 us per env step of an update; 2 ms per collector."""
-    task = TaskCosts(step_cpu=(0.0, 1e-3), step_wait=4e-3, update=(0.0, 1e-5))
+    step = dict.fromkeys(("here", "processes", "ray"), StepCost(1e-3))
+    task = TaskCosts(step, step_wait=4e-3, update=(0.0, 1e-5))
     lines = {"here": (0.0, 0.0), "processes": (1e-3, 1e-3), "ray": (0.0, 2e-3)}
     return Costs(cores=2, handling=5e-6, exchange=lines, tasks={FAST.name: task})
 
@@ -91,6 +94,14 @@ def test_an_iteration_by_hand() -> None:
     assert predict(simple_costs(), FAST, "ray", 64, cores=64).collect == pytest.approx(0.64)
 
 
+def test_a_step_that_costs_a_share_of_its_own_duration_by_hand() -> None:
+    cost = StepCost(1e-3, per_env=5e-4, per_second=0.1)
+    # Two envs: 2 ms of work and 7 ms of sleep are 9 of 10 ms, and a tenth of the 10 ms is added.
+    assert cost.wall_seconds(2, 7e-3, 1.0) == pytest.approx(10e-3)
+    # Five groups per core: 10 ms of work are half of the 20 ms, and five tenths of the 20 ms are added.
+    assert cost.wall_seconds(2, 7e-3, 5.0) == pytest.approx(20e-3)
+
+
 def test_the_efficiency_of_many_collectors_by_hand() -> None:
     # One collector: 0.64 s and 2 ms + 128 * 15 us = 3.92 ms; N collectors: 0.64 s and N times 3.92 ms.
     assert efficiency(simple_costs(), FAST, 100) == pytest.approx((0.64 + 3.92e-3) / (0.64 + 0.392))
@@ -104,15 +115,29 @@ def test_the_constants_come_from_the_points_with_few_collectors() -> None:
     results = results_of(
         point("cartpole", "here", 1, collect_cpu_seconds=1.28, collect_seconds=1.28),  # 8 envs: 10 ms per step
         point("cartpole", "here", 2, collect_cpu_seconds=1.536, collect_seconds=1.536),  # twice 4 envs: 6 ms per step
-        point("cartpole", "processes", 1, exchange_seconds=0.03),
-        point("cartpole", "processes", 2, exchange_seconds=0.05),
-        point("cartpole", "processes", 64, exchange_seconds=9.0),
+        point("cartpole", "processes", 1, exchange_seconds=0.03, collector_cpu_seconds=1.408),  # 11 ms per step
+        point("cartpole", "processes", 2, exchange_seconds=0.05, collector_cpu_seconds=1.792),  # 7 ms per step
+        point("cartpole", "processes", 64, exchange_seconds=9.0, collector_cpu_seconds=99.0),
     )
     costs = fit_costs(results)
-    assert costs.tasks["cartpole"].step_cpu == pytest.approx((2e-3, 1e-3))
+    steps = {place: (cost.fixed, cost.per_env) for place, cost in costs.tasks["cartpole"].step.items()}
+    assert steps == {"here": pytest.approx((2e-3, 1e-3)), "processes": pytest.approx((3e-3, 1e-3))}
     assert costs.exchange["processes"] == pytest.approx((0.01, 0.02))
-    # 128 * 6 ms at the same time, 0.05 s of exchange, 1,024 us for the shares, 0.4 s of update
-    assert error_of(costs, results.points["cartpole", "processes", 2]) == pytest.approx(1.219024 / 2.0 - 1.0)
+    # 128 * 7 ms at the same time, 0.05 s of exchange, 1,024 us for the shares, 0.4 s of update
+    assert error_of(costs, results.points["cartpole", "processes", 2]) == pytest.approx(1.347024 / 2.0 - 1.0)
+
+
+def test_the_cost_of_a_step_grows_with_the_sleep_before_it() -> None:
+    # A step of 5 ms costs 0.2 ms, and one of 45 ms 1 ms: 0.1 ms, and 2% of the duration.
+    results = results_of(
+        point("sleep-5-ms", "here", 1, collect_seconds=128 * 5e-3, collect_cpu_seconds=128 * 2e-4),
+        point("sleep-50-ms", "here", 1, collect_seconds=32 * 45e-3, collect_cpu_seconds=32 * 1e-3),
+        point("sleep-5-ms", "ray", 2, collect_seconds=128 * 5e-3, collector_cpu_seconds=2 * 128 * 3e-4),
+        point("sleep-50-ms", "ray", 2, collect_seconds=32 * 45e-3, collector_cpu_seconds=2 * 32 * 1.5e-3),
+    )
+    for task in fit_costs(results).tasks.values():
+        assert astuple(task.step["here"]) == pytest.approx((1e-4, 0.0, 0.02))
+        assert astuple(task.step["ray"]) == pytest.approx((1.5e-4, 0.0, 0.03))
 
 
 def test_collectors_pay_off_when_half_of_the_steps_take_longer_than_the_exchange() -> None:
