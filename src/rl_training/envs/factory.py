@@ -193,13 +193,12 @@ class AnnouncedFactory:
             self._started_at = time.monotonic()
         env = self._env_fn()
         self._num_made += 1
-        elapsed = time.monotonic() - self._started_at
-        if elapsed > ANNOUNCED_SECONDS and not self._announced:
+        elapsed, num_left = time.monotonic() - self._started_at, self._num_envs - self._num_made
+        if elapsed > ANNOUNCED_SECONDS and num_left and not self._announced:
             self._announced = True
-            left = elapsed / self._num_made * (self._num_envs - self._num_made)
             warnings.warn(
                 f"building envs: {self._num_made:,} of {self._num_envs:,} after {elapsed:.0f} s, "
-                f"about {left:,.0f} s left",
+                f"about {elapsed / self._num_made * num_left:,.0f} s left",
                 stacklevel=2,
             )
         return env
