@@ -1,4 +1,4 @@
-"""Training several runs at the same time: the protocol of the places where runs are trained, and the loop over jobs."""
+"""Training several runs at the same time: the protocol of executors, which train runs, and the loop over jobs."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ RunEvent = Started | ProgressUpdate | Outcome
 
 
 class Executor(Protocol):
-    """Where runs are trained. A run is known by the name of its job until its outcome has been returned."""
+    """Trains runs. Each run is identified by the name of its job until its outcome has been returned."""
 
     def has_room(self) -> bool:
         """Return whether another run can start now."""
@@ -47,9 +47,9 @@ def run_jobs(
 ) -> Generator[tuple[str, RunEvent] | None, None, None]:
     """Train the jobs that `next_job` returns, at most `max_running` at a time, and yield (name, event) pairs.
 
-    `next_job` returns None if nothing can start before another run has ended. The loop ends when that is so and no run
-    is left. It yields None several times per second. The caller may append to `signals` meanwhile: the first entry is
-    sent to all runs, and no further job is started; the second entry kills them.
+    `next_job` returns None if nothing can start before another run has ended. The loop ends when `next_job` returns
+    None and no run is left. It yields None several times per second. The caller may append to `signals` at any time:
+    the first entry is sent to all runs, and no further job is started; the second entry kills them.
     """
     running: set[str] = set()
     chosen: RunJob | None = None
@@ -57,7 +57,7 @@ def run_jobs(
         while True:
             while len(running) < max_running and not signals:
                 has_room = executor.has_room()
-                if chosen is None and (has_room or not running):  # as late as possible, to know more results
+                if chosen is None and (has_room or not running):  # as late as possible, when more results are known
                     chosen = next_job()
                 if chosen is None or not has_room:
                     break

@@ -1,7 +1,7 @@
 """Successive halving with promotion: which trial of a study trains next (ASHA, Li et al. 2020).
 
-Every trial trains to the first rung. One in `reduction` trials of a rung, the best ones, continues to the next. A
-trial that is not promoted is paused, so it can still be promoted when more trials have reached its rung.
+Every trial trains to the first rung. The best trials of a rung, one in `reduction`, continue to the next rung.
+A trial that is not promoted is paused, so it can still be promoted when more trials have reached its rung.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def find_promotion(trials: Sequence[Trial], num_rungs: int, reduction: int) -> T
 
 
 def find_last_promotion(trials: Sequence[Trial], num_rungs: int) -> Trial | None:
-    """Return the best trial so far, unless a trial has reached the last rung: a study always trains one to the end."""
+    """Return the best trial if none has reached the last rung yet, because a study trains at least one to the end."""
     best = find_best(trials)
     return best if best is not None and best.status(num_rungs) == "paused" else None
 
@@ -33,6 +33,6 @@ def find_best(trials: Sequence[Trial]) -> Trial | None:
 
 
 def _ranking(trials: Sequence[Trial], rung: int) -> list[Trial]:
-    """Return the trials that have reached a rung, the best ones first, and the older ones of equal trials."""
+    """Return the trials that have reached a rung, the best first; of equal trials, the older one comes first."""
     reached = [trial for trial in trials if len(trial.values) > rung and not trial.failure]
     return sorted(reached, key=lambda trial: -trial.values[rung])

@@ -1,6 +1,7 @@
-"""The runs of a group as jobs, and what is known about them. Nothing here imports torch: it is slow, and takes memory.
+"""Jobs, which describe the runs of a group, and the events of these runs.
 
-The processes that only watch over runs, such as the actors of a Ray cluster, need no more than this.
+Nothing here imports torch, which takes time and memory. Processes that only watch over runs, such as the actors of a
+Ray cluster, need no more than this module.
 """
 
 import multiprocessing
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 Jobs = int | Literal["auto"]
 
 LOCK_SECONDS = 180.0
-"""Enough for a run to save and end, or to be killed, after its owner has gone or cannot be reached."""
+"""The time within which a run saves and ends, or is killed, after its owner has gone or cannot be reached."""
 _NAME_PREFIX = "run-"
 
 
@@ -45,7 +46,7 @@ class RunJob:
     """How long to wait for another process that uses the run directory."""
 
     def pack(self) -> "PackedJob":
-        """Encode the job, so that a process that does not train it need not import its objects."""
+        """Encode the job, so that processes that only pass it on need not import its objects."""
         return PackedJob(self.name, pickle.dumps(self))
 
 

@@ -167,9 +167,10 @@ def reopen_group(
     total_timesteps: int | None = None,
     seeds: Iterable[int] = (),
 ) -> PreparedGroup:
-    """Read an existing group; if `jobs` is None, use as many processes as before, or `auto` on Ray or after Ray.
+    """Read an existing group.
 
-    A larger `total_timesteps` and new `seeds` extend the group as soon as it is run.
+    If `jobs` is None, use as many processes as before, or `auto` if the group trains or last trained on Ray. A larger
+    `total_timesteps` and new `seeds` extend the group as soon as it is run.
     """
     group_dir = group_dir.absolute()
     record = read_group(group_dir)

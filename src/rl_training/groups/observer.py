@@ -49,7 +49,7 @@ class SeedProgress:
 
     @property
     def rate(self) -> float:
-        """Env steps per second, as fast as the seed trains now."""
+        """The current speed of the seed, in env steps per second."""
         return self._rate.value
 
     @property
@@ -103,7 +103,7 @@ class SilentObserver:
 
 
 class StudyObserver(Protocol):
-    """Receives the events of a study."""
+    """An object that is notified while a study trains."""
 
     @property
     def make_run_callback(self) -> Callable[[], Callback] | None:

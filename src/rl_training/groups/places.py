@@ -14,7 +14,7 @@ from rl_training.groups.ray_cluster import RayCluster
 
 
 class Place(Protocol):
-    """Where runs are trained."""
+    """A place where runs are trained."""
 
     name: PlaceName
 
@@ -39,7 +39,7 @@ class Here:
 
 
 def place_name(on: str) -> PlaceName:
-    """Return which place `here`, `ray` or `ray=ADDRESS` means."""
+    """Return the name of the place that `here`, `ray` or `ray=ADDRESS` means."""
     if on == "here":
         return "here"
     if on == "ray" or (on.startswith("ray=") and len(on) > len("ray=")):
@@ -54,7 +54,7 @@ def describe_jobs(jobs: int, on: PlaceName) -> str:
 
 @contextmanager
 def open_place(on: str, config: TrainConfig) -> Iterator[Place]:
-    """Open the place that `here`, `ray` or `ray=ADDRESS` means; without an address, the config gives it."""
+    """Open the place that `here`, `ray` or `ray=ADDRESS` means; `ray` alone uses the config's `ray_address`."""
     if place_name(on) == "here":
         yield Here()
         return

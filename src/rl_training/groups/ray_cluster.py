@@ -22,7 +22,7 @@ _REFRESH_SECONDS = 1.0
 
 
 class NodeChecks:
-    """Checks of nodes: whether each sees the directory of the runs, and has the versions of this machine."""
+    """Checks whether nodes see the directory of the runs, and have the same versions as this machine."""
 
     def __init__(self, ray: Any, directory: Path) -> None:
         self._ray, self._directory = ray, directory
@@ -118,7 +118,7 @@ class RayCluster:
         return RayExecutor(self._ray, self)
 
     def refresh(self) -> None:
-        """Look for nodes that have joined or gone, and for answers of those that are checked.
+        """Look for nodes that have joined or gone, and read the answers of nodes that are being checked.
 
         Raise `ClusterError` if the cluster itself is lost.
         """
@@ -167,7 +167,7 @@ class RayCluster:
 
     @property
     def capacity(self) -> int:
-        """How many runs these nodes have CPUs for."""
+        """The number of runs that the fit nodes have CPUs for."""
         return sum(self._places_on(node_id) for node_id in self.fit_nodes)
 
     def _places_on(self, node_id: str) -> int:
@@ -178,11 +178,11 @@ class RayCluster:
         return f"Ray node {node_id[:12]} ({self._addresses.get(node_id, 'gone')})"
 
     def describe_loss(self, node_id: str) -> str:
-        """Describe the loss of a run's actor on this node, alone or with the node."""
+        """Describe the loss of a run's actor on this node, whether or not the node is lost too."""
         return f"it was lost on {self._describe(node_id)}"
 
     def close(self) -> None:
-        """Disconnect from the cluster, and shut Ray down if it was started for these runs."""
+        """Stop watching the cluster, and shut Ray down if this object has started it or connected to it."""
         self._close_checks()
         if self._connection is not None:
             self._connection.close(shut_down=self._owns_ray)

@@ -37,13 +37,13 @@ class Nodes(Protocol):
 
     @property
     def capacity(self) -> int:
-        """How many runs they have CPUs for."""
+        """The number of runs that these nodes have CPUs for."""
 
     def refresh(self) -> None:
         """Look for nodes that have joined or gone. Raise `ClusterError` if the cluster is lost."""
 
     def describe_loss(self, node_id: str) -> str:
-        """Describe the loss of a run's actor on this node, alone or with the node."""
+        """Describe the loss of a run's actor on this node, whether or not the node is lost too."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class RemoteRun:
 
 
 class RayExecutor:
-    """Trains each run in a process on a node of a Ray cluster. A run that is lost goes on from its last checkpoint."""
+    """Trains each run in a process on a node of a Ray cluster. A lost run continues from its last checkpoint."""
 
     def __init__(self, ray: Any, cluster: Nodes) -> None:
         self._ray, self._cluster = ray, cluster
@@ -124,7 +124,7 @@ class RayExecutor:
         return events + self._count_silence([waiting[each] for each in waiting if each not in ready])
 
     def _advance(self, run: RemoteRun) -> list[tuple[str, Event]]:
-        """Place a run that waits, or place it anew if the nodes have changed; give it up if all runs stop."""
+        """Place a waiting run, or place a run again if the nodes have changed; end the run if all runs are stopping."""
         if run.phase not in ("waiting", "placing"):
             return []
         if self._signal is not None:
@@ -164,7 +164,7 @@ class RayExecutor:
         return updates + self._end(run, outcome, reusable=True)
 
     def _refuse(self, run: RemoteRun, reason: str) -> list[tuple[str, Event]]:
-        """Try again later to create an actor: Ray may not know yet that a node is gone."""
+        """Schedule another attempt to create an actor, because Ray may not know yet that a node is gone."""
         run.refusals += 1
         if run.refusals >= _MAX_REFUSALS:
             return self._end(run, Outcome("failed", f"no node can train it: {reason}"), reusable=False)
@@ -173,7 +173,7 @@ class RayExecutor:
         return []
 
     def _lose(self, run: RemoteRun, reason: str) -> list[tuple[str, Event]]:
-        """Let a lost run continue elsewhere, unless that has failed too often."""
+        """Let a lost run continue elsewhere, unless it was lost too often."""
         if self._signal is not None:
             return self._end(run, Outcome("interrupted", reason), reusable=False)
         step = _newest_step(run.job)
@@ -188,7 +188,7 @@ class RayExecutor:
         return []
 
     def _count_silence(self, silent: list[RemoteRun]) -> list[tuple[str, Event]]:
-        """Give up actors that hang, which Ray does not notice."""
+        """Treat runs whose actors hang as lost, because Ray does not notice that an actor hangs."""
         now = time.monotonic()
         elapsed, self._polled_at = min(now - self._polled_at, _MAX_COUNTED_SECONDS), now
         for run in silent:
@@ -206,7 +206,7 @@ class RayExecutor:
         return [(run.job.name, outcome)]
 
     def _discard(self, run: RemoteRun) -> None:
-        """End the actor of a run, which then waits for another one."""
+        """End the actor of a run; the run then waits for another actor."""
         self._kill_actors([] if run.actor is None else [run.actor])
         run.actor, run.node_id = None, ""
         run.call("waiting", None)
@@ -224,7 +224,7 @@ class RayExecutor:
                 self._ray.wait(sent, num_returns=len(sent), timeout=_SENDING_SECONDS)
 
     def kill(self) -> None:
-        """Kill every run; if its node does not answer within some seconds, forget it."""
+        """Kill every run; a later call gives up the runs that have not ended within some seconds."""
         self.stop(signal.SIGTERM)
         now = time.monotonic()
         if self._killed_at is None:

@@ -1,4 +1,4 @@
-"""What happens on a node of a Ray cluster: the check of the node, and an actor that watches over the process of a run.
+"""Code for the nodes of a Ray cluster: the check of a node, and an actor that watches over the process of a run.
 
 Nothing here imports torch, which only the processes of the runs need.
 """
@@ -22,7 +22,7 @@ from rl_training.interpreters import module_places
 from rl_training.provenance import package_versions
 
 DRIVER_FILE = "driver"
-"""The file with which the driver shows a node that both see the same folder."""
+"""The file by which a node finds out whether it sees the same folder as the driver."""
 SILENCE_SECONDS = 60.0
 """How long the driver and an actor wait for each other."""
 _POLL_SECONDS = 1.0
@@ -45,7 +45,7 @@ def check_node(folder: Path, content: str, expected: Mapping[str, str], node_id:
     except OSError as error:
         return f"does not share {folder.parent} with the driver ({error.strerror})"
     if found != content:
-        return f"has another directory at {folder.parent} than the driver"
+        return f"sees a different directory at {folder.parent} than the driver"
     for name, version in node_versions().items():
         if expected.get(name) != version:
             return f"has {name} {version}, and the driver has {expected.get(name)}"
@@ -54,7 +54,7 @@ def check_node(folder: Path, content: str, expected: Mapping[str, str], node_id:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the processes of runs take over from the driver, as if the driver itself had started them."""
+    """The properties of the driver that the processes of runs adopt, as if the driver itself had started them."""
 
     directory: str
     places: tuple[str, ...]
@@ -73,9 +73,9 @@ class Surroundings:
         return cls(str(Path.cwd()), tuple(module_places()), tuple(sys.argv), name, path)
 
     def take_over(self) -> None:
-        """Let the processes that this process starts find what those of the driver would find.
+        """Adopt these properties, so that processes started here find the same modules and script as on the driver.
 
-        A directory or script that this machine does not have is left out.
+        A directory or script that does not exist on this machine is left out.
         """
         sys.path += [place for place in self.places if place not in sys.path]
         sys.argv[:] = self.command
@@ -89,8 +89,8 @@ class Surroundings:
 class RunActor:
     """Trains one run at a time, in a process like those on the driver's machine.
 
-    If the driver is silent for too long, the run saves its state and ends: this node may be cut off, and the run may go
-    on elsewhere. If the actor itself is killed, the process of the run notices it and does the same.
+    If the driver is silent for too long, the run saves its state and ends: this node may be cut off, and the run may
+    continue elsewhere. If the actor itself is killed, the process of the run notices it and does the same.
     """
 
     def __init__(self, surroundings: Surroundings) -> None:
@@ -100,7 +100,7 @@ class RunActor:
         threading.Thread(target=self._end_if_forgotten, daemon=True).start()
 
     def node_id(self) -> str:
-        """Return the id of the node; the answer comes when the actor has found its place in the cluster."""
+        """Return the id of the node; the answer comes once Ray has placed the actor on a node."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
@@ -111,7 +111,7 @@ class RunActor:
         self._processes.start_packed(job)
 
     def poll(self) -> list[ProgressUpdate | Outcome]:
-        """Return the newest progress of the run after a second, and its outcome at once."""
+        """Wait for a second and return the newest progress of the run; if the run ends, return its outcome at once."""
         self._asked_at = time.monotonic()
         latest: dict[type, ProgressUpdate | Outcome] = {}
         while Outcome not in latest and (left := self._asked_at + _POLL_SECONDS - time.monotonic()) > 0.0:

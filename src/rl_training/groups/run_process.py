@@ -37,7 +37,7 @@ from rl_training.signals import STOP_SIGNALS, handled_stop_signals
 from rl_training.waits import shown_waits
 
 _UPDATE_SECONDS = 0.25
-_ORPHAN_SECONDS = 60.0  # for a run to end by itself after its main process has gone, and again to end after a signal
+_ORPHAN_SECONDS = 60.0  # for a run to end by itself after its main process has gone; then again after a signal
 
 
 class ProgressReporter(Callback):
@@ -78,7 +78,7 @@ def _ignore_repeated_signals() -> None:
     """Handle only the first stop signal; for a single run, the second one would end it without saving.
 
     A scheduler signals every process of a job, and the main process passes its own signal on, so a second signal does
-    not mean that the user is impatient. An impatient user's second signal reaches the main process, which kills.
+    not mean that the user is impatient. A user's second Ctrl-C reaches the main process, which then kills the runs.
     """
     received: list[int] = []
     handler = signal.getsignal(signal.SIGTERM)
@@ -94,8 +94,8 @@ def _ignore_repeated_signals() -> None:
 
 def train_job(job: RunJob, connection: Connection) -> None:
     """Train or resume one run: the main function of its process."""
-    os.setpgid(0, 0)  # a terminal signals its foreground group; only the main process shall get that signal
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the programs that Ray starts do not receive SIGINT
+    os.setpgid(0, 0)  # a terminal signals its foreground group; only the main process may receive that signal
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # Ray starts programs with SIGINT blocked
     threading.Thread(target=_end_with_owner, args=(connection,), daemon=True).start()
     multiprocessing.set_start_method(job.start_method, force=True)
     drop_lost_output()

@@ -1,7 +1,7 @@
-"""Choosing the values of a new trial. The choice is a function of the study's seed and its trials.
+"""Choosing the values of a new trial. The choice depends only on the study's seed and its trials.
 
-So a study that is resumed chooses what it would have chosen, and no sampler has a state to save. The order in which a
-space lists its parameters matters for a grid only.
+A resumed study therefore makes the same choices as an uninterrupted one, and samplers have no state to save. The order
+in which a space lists its parameters matters only for a grid.
 """
 
 import json
@@ -33,7 +33,7 @@ def import_optuna() -> Any:
 
 
 def count_grid(space: SearchSpace) -> int:
-    """Return the number of points of a grid over the space. Refuse ranges that have no end of values."""
+    """Return the number of points of a grid over the space. Refuse ranges whose values cannot be listed."""
     return math.prod(len(_grid_values(name, values)) for name, values in space.parameters.items())
 
 
@@ -107,7 +107,7 @@ def _to_optuna(value: Any, values: Values) -> Any:
 
 
 def frozen_trials(settings: StudySettings, space: SearchSpace, trials: Sequence[Trial]) -> list[Any]:
-    """Return the trials as Optuna's: complete at the last rung, pruned at an earlier one or if failed, else running."""
+    """Convert trials to Optuna's: complete at the last rung, pruned at an earlier rung or if failed, else running."""
     optuna = import_optuna()
     return [_frozen(optuna.trial, settings, space, trial) for trial in trials]
 
@@ -131,9 +131,9 @@ def _frozen(kinds: Any, settings: StudySettings, space: SearchSpace, trial: Tria
 
 
 def _suggest_by_cmaes(settings: StudySettings, space: SearchSpace, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Draw numbers by CMA-ES from the values at the first rung, and choices at random.
+    """Draw numbers with CMA-ES, which learns from the values at the first rung, and draw choices at random.
 
-    The optimizer goes through all generations again, so that it needs no stored state.
+    The optimizer repeats all earlier generations, so it needs no stored state.
     """
     from cmaes import CMA
 
@@ -148,7 +148,7 @@ def _suggest_by_cmaes(settings: StudySettings, space: SearchSpace, trials: Seque
     )
     size = optimizer.population_size
     for start in range(0, len(trials) - size + 1, size):
-        for _ in range(size):  # draws what was drawn for this generation
+        for _ in range(size):  # repeats the draws of this generation
             optimizer.ask()
         optimizer.tell(_losses(ranges, trials[start : start + size]))
     for _ in range(len(trials) % size):
@@ -169,14 +169,14 @@ def _losses(ranges: Mapping[str, Range], trials: Sequence[Trial]) -> list[tuple[
 
 
 def _share(value: Any, values: Range) -> float:
-    """Return how far a value is on the way from the low to the high end of a range: the inverse of `_at`."""
+    """Return the position of a value in a range, from 0 (the low end) to 1 (the high end): the inverse of `_at`."""
     inner, place = _distribution(values), _to_optuna(value, values)
     low, high = (math.log(inner.low), math.log(inner.high)) if inner.log else (inner.low, inner.high)
     return ((math.log(place) if inner.log else place) - low) / (high - low)
 
 
 def _at(share: float, values: Range) -> Any:
-    """Return the value at a share, from 0 to 1, of the way from the low to the high end of a range."""
+    """Return the value at a position in a range, from 0 (the low end) to 1 (the high end)."""
     inner = _distribution(values)
     low, high = (math.log(inner.low), math.log(inner.high)) if inner.log else (inner.low, inner.high)
     place = low + share * (high - low)
@@ -187,9 +187,9 @@ def _at(share: float, values: Range) -> Any:
 
 
 def find_importance(settings: StudySettings, space: SearchSpace, trials: Sequence[Trial]) -> dict[str, float]:
-    """Return the share of every parameter in what separates good trials from others (PED-ANOVA, Watanabe et al. 2023).
+    """Return how much each parameter separates good trials from others, as shares (PED-ANOVA, Watanabe et al. 2023).
 
-    Trials are compared at the first rung, which all of them reach. Empty if too few have.
+    Trials are compared at the first rung, which all of them reach. The result is empty if too few trials have a value.
     """
     optuna = import_optuna()
     first = settings.model_copy(update={"rungs": 1})
@@ -221,7 +221,7 @@ def check_storage(settings: StudySettings) -> None:
 
 
 def write_to_storage(study_dir: Path, settings: StudySettings, space: SearchSpace, trials: Sequence[Trial]) -> None:
-    """Write all trials to Optuna's storage, in place of what an earlier call wrote, for its dashboard and plots."""
+    """Write all trials to Optuna's storage, for its dashboard and plots; replace what an earlier call wrote."""
     optuna = import_optuna()
     if settings.storage is None:
         (study_dir / _JOURNAL).unlink(missing_ok=True)

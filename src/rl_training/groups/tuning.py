@@ -73,9 +73,9 @@ from rl_training.runtime.registry import get_algorithm_spec
 from rl_training.runtime.run_utils import now
 from rl_training.signals import reported_signal
 
-_EVAL_SEED = 0  # of the evaluations of trials, unless the config has one: all trials play the same episodes
+_EVAL_SEED = 0  # for evaluations if the config sets none, so that all trials play the same episodes
 _MAX_FIRST_FAILURES = 5  # trials in a row that fail before any has succeeded
-_MAX_FAILURES = 10  # trials in a row that fail later: the cause is hardly their values
+_MAX_FAILURES = 10  # trials in a row that fail later; so many are unlikely to fail because of their values
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class TuneResult:
 
     @property
     def trials(self) -> list[dict[str, Any]]:
-        """The trials as rows of a table, such as `pandas.DataFrame` takes."""
+        """The trials as rows of a table, as `pandas.DataFrame` accepts them."""
         return [
             {
                 "trial": trial.number,
@@ -135,9 +135,9 @@ def tune(
 ) -> TuneResult:
     """Search for better parameters of an algorithm.
 
-    `space` is a file or a map; none: the shipped space of the algorithm. `on` is as in `train_seeds`, and `options` are
-    those of `StudyOptions`. A script must call this below `if __name__ == "__main__":`, because the process of each run
-    imports the script.
+    `space` is a file or a map; None stands for the shipped space of the algorithm. `on` is as in `train_seeds`, and
+    `options` are those of `StudyOptions`. A script must call this below `if __name__ == "__main__":`, because the
+    process of each run imports the script.
     """
     with open_place(on, config) as place:
         return run_study(prepare_study(config, space, jobs, StudyOptions(**options), place), observer, place)
@@ -225,7 +225,10 @@ def _check_options(settings: StudySettings, space: SearchSpace) -> None:
 def reopen_study(
     study_dir: Path, jobs: Jobs | None, *, on: PlaceName = "here", trials: int | None = None
 ) -> PreparedStudy:
-    """Read an existing study; if `jobs` is None, use as many processes as before, or `auto` on Ray or after Ray."""
+    """Read an existing study.
+
+    If `jobs` is None, use as many processes as before, or `auto` if the study trains or last trained on Ray.
+    """
     study_dir = study_dir.absolute()
     import_optuna()
     settings, record = read_settings(study_dir), read_study(study_dir)
@@ -262,7 +265,7 @@ def run_study(study: PreparedStudy, observer: StudyObserver | None = None, place
 
 
 class _StudyRun:
-    """A study at work: the only one that chooses, promotes and records trials."""
+    """A study in progress: chooses, promotes and records its trials."""
 
     def __init__(self, study: PreparedStudy, observer: StudyObserver, place: Place) -> None:
         self._study_dir, self._settings, self._space = study.study_dir, study.settings, study.space
@@ -362,7 +365,7 @@ class _StudyRun:
             stop=StopRules(at_step=None if is_last else budget),
             start_method=multiprocessing.get_start_method(),
             make_callback=self._observer.make_run_callback,
-            lock_seconds=LOCK_SECONDS,  # the run of a study that was killed may still save
+            lock_seconds=LOCK_SECONDS,  # a run of a study that was killed may still be saving
         )
 
     def _run_config(self, trial: Trial, seed: int) -> TrainConfig:
@@ -424,7 +427,7 @@ class _StudyRun:
             write_study(self._study_dir, self._record)
 
     def _finish_trials(self) -> TrainConfig | None:
-        """Record what the trials show, and return the config of the best one."""
+        """Record the importance of the parameters, write `best.yaml`, and return the best config."""
         importance = find_importance(self._settings, self._space, self._record.trials)
         self._record = self._record.model_copy(update={"importance": importance})
         self._write()
@@ -488,7 +491,7 @@ class _StudyRun:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn an error of the file system inside the context into a line that names the file."""
+    """Replace a file system error inside the context by an error that names the file."""
     try:
         yield
     except OSError as error:
