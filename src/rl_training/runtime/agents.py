@@ -163,7 +163,7 @@ def _batch_of(space: spaces.Space[Any], obs: Any) -> tuple[Array, bool]:
 
 
 def _check_numbers(rows: Array, *, single: bool) -> None:
-    """Refuse observations that are no numbers or not finite."""
+    """Refuse observations that are not numbers or not finite."""
     if rows.dtype.kind not in "biuf":
         raise ConfigError(f"an observation must consist of numbers, got {rows.dtype}")
     if rows.dtype.kind == "f" and not np.isfinite(rows).all():

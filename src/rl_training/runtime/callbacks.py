@@ -43,7 +43,7 @@ class Callback:
     """A listener with empty methods: inherit from it and override what you need."""
 
     def on_train_start(self, trainer: TrainerState) -> None:
-        """Called when the run directory exists and nothing has been collected yet."""
+        """Called when the run directory exists, before anything is collected; also when a run is resumed."""
 
     def on_collect_end(self, trainer: TrainerState, result: CollectResult) -> None:
         """Called when new experience is in the buffer."""

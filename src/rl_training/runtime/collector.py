@@ -42,12 +42,12 @@ class Transition(NamedTuple):
     actions: Any
     rewards: Any
     next_obs: Any
-    """What followed the step: at the end of an episode, its true last observation."""
+    """The observation after the step; at the end of an episode, its true last observation."""
     terminated: Any
-    """Where the learner must not look beyond the step: the episode terminated, or a life was lost."""
+    """Where nothing after the step counts for the learner: the episode terminated, or a life was lost."""
     truncated: Any
     goes_on: Any
-    """Where a life was lost, and the episode goes on in the env."""
+    """Where a life was lost, but the episode continues in the env."""
 
     def single_steps(self) -> Iterable["Transition"]:
         """Return the steps one by one, [env, ...]."""
@@ -65,7 +65,7 @@ class CollectResult:
     episodes: tuple[Episode, ...] = ()
 
     def following(self, earlier: "CollectResult") -> "CollectResult":
-        """Return this collection and an earlier part of it, which a signal or a failure cut short, as one."""
+        """Return this collection joined with its earlier part, which a signal or a failure cut short."""
         episodes = (*earlier.episodes, *self.episodes)
         num_env_steps = earlier.num_env_steps + self.num_env_steps
         return CollectResult(num_env_steps, len(episodes), episode_metrics(episodes), self.last_obs, episodes)
@@ -74,17 +74,17 @@ class CollectResult:
 class Collector(Protocol):
     """Collects experience from some of the envs of a run, which may live in other processes.
 
-    Its course depends on its state, on the parameters of the policy and on the step alone. So it can be put back to
-    the state it had at the start of an iteration, here or elsewhere, and repeats that iteration bit for bit.
+    What it collects depends only on its state, on the parameters of the policy and on the env step. If the state from
+    the start of an iteration is restored, here or elsewhere, it repeats that iteration bit for bit.
     """
 
     @property
     def obs(self) -> Any:
-        """What the envs show now, [env, ...]."""
+        """The current observations, [env, ...]."""
 
     @property
     def calls(self) -> list[EnvCalls]:
-        """The env calls of this process, which a watchdog looks at."""
+        """The env calls of this process, which a watchdog checks."""
 
     @property
     def env(self) -> EnvAccess:
@@ -92,35 +92,34 @@ class Collector(Protocol):
 
     @property
     def has_all_samples(self) -> bool:
-        """Whether as many samples of the envs are kept as there is room for."""
+        """Whether the maximum number of env samples is kept."""
 
     def start(self) -> None:
         """Begin the first episode of every env."""
 
     def collect(self, store: Callable[[Transition], None], steps: range, interrupted: Callable[[], bool]) -> None:
-        """Take one step of every env at each of the env steps in `steps`, under the newest parameters.
+        """Take one step of every env at each of the env steps in `steps`, with the newest parameters.
 
-        It stops between two steps when interrupted. What was stored counts, also when an env fails.
+        If interrupted, it stops between two steps. Stored steps count even if an env fails afterwards.
         """
 
     def take_result(self) -> CollectResult:
         """Return what was stored since the last call."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next steps depend on beside the parameters, as tensors and plain values."""
+        """Return everything that the next steps depend on besides the parameters, as tensors and plain values."""
 
     def restore(self, state: dict[str, Any]) -> dict[int, str]:
         """Continue from `state`; return which envs had to begin a new episode, and why."""
 
     def begin_samples(self) -> None:
-        """Record what some of the envs do next, unless that is being done: a resume compares fresh envs with it."""
+        """Record the next steps of some envs, unless this is in progress; a resume compares fresh envs with them."""
 
 
 class LifeCounter:
-    """Notices lost lives by `info["lives"]`. Disabled, it notices none.
+    """Detects lost lives by `info["lives"]`; if it is disabled, it detects none.
 
-    The lives of a new episode are unknown until its first step. So they do not depend on the info of a reset, which
-    a restored env does not have.
+    The lives of a new episode are unknown until its first step, because a restored env has no info of a reset.
     """
 
     def __init__(self, num_envs: int, *, enabled: bool) -> None:
@@ -163,13 +162,13 @@ class LocalCollector:
         self.obs: Any = None
         self.calls = envs.calls
         self.env: EnvAccess = VectorEnvAccess(envs)
-        self._actions: Any = None  # drawn for `obs` and not taken yet: a step that failed is taken again as it was
+        self._actions: Any = None  # drawn for `obs` and not taken yet: a failed step is repeated with them
         self._num_env_steps = 0
         self._episodes: list[Episode] = []
 
     @property
     def has_all_samples(self) -> bool:
-        """Whether as many samples of the envs are kept as there is room for."""
+        """Whether the maximum number of env samples is kept."""
         return self._envs.tracker.recorder.full
 
     def start(self) -> None:
@@ -212,7 +211,7 @@ class LocalCollector:
         return CollectResult(num_env_steps, len(episodes), episode_metrics(episodes), self.obs, episodes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the envs are, what they show, drawn actions, noise, lives, and samples for `check_replays`."""
+        """Return the states of the envs, observations, drawn actions, noise, lives, and samples for `check_replays`."""
         return {
             "envs": self._envs.state_dict(),
             "obs": torch.from_numpy(np.array(self.obs)),
@@ -239,14 +238,14 @@ class LocalCollector:
         return restoration.failures
 
     def begin_samples(self) -> None:
-        """Record what some of the envs do next, unless that is being done."""
+        """Record the next steps of some envs, unless this is in progress."""
         tracker = self._envs.tracker
         if not (tracker.recorder.recording or tracker.out_of_sync):
             tracker.begin_samples(self._envs.state_dict()["states"], self.obs)
 
 
 def make_collector(config: TrainConfig, learner: Learner, envs: VectorEnv) -> LocalCollector:
-    """Return a collector for these envs of a run, in which the learner acts."""
+    """Return a collector for these envs of a run, with an actor of the learner."""
     first = envs.tracker.first_env
     actor = learner.make_actor(range(first, first + envs.num_envs))
     return LocalCollector(envs, actor, terminal_on_life_loss=config.terminal_on_life_loss)
@@ -267,7 +266,7 @@ def check_num_groups(state: dict[str, Any], num_groups: int) -> None:
 
 
 def without_episode(state: dict[str, Any], env: int) -> dict[str, Any]:
-    """Return a collector's state with which an env begins another episode when it is restored."""
+    """Return a collector's state, changed so that one env begins another episode when it is restored."""
     groups, first = group_states(state), 0
     for number, group in enumerate(groups):
         size = len(group["envs"]["seeds"])
@@ -288,7 +287,7 @@ def finished_episodes(infos: dict[str, Any]) -> list[Episode]:
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> MetricDict:
-    """Return the means of the return, the length and what the env reported, if there is any episode."""
+    """Return the means of the returns, the lengths and the reported numbers; empty if there is no episode."""
     if not episodes:
         return {}
     returns, lengths, infos = zip(*episodes, strict=True)

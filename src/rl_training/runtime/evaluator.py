@@ -1,4 +1,4 @@
-"""Evaluation with separate envs and seeds; it never uses a random stream of the training."""
+"""Evaluation in separate envs and with separate seeds; it never uses a random stream of training."""
 
 import math
 import warnings
@@ -60,8 +60,8 @@ class Evaluator:
     ) -> EvalResult:
         """Play `num_episodes` episodes whose seeds are a function of (run seed, env step, episode), or of `eval_seed`.
 
-        What they draw does not depend on which of them are played side by side. If interrupted, return at once with the
-        number of episodes finished so far and no metrics.
+        What an episode draws does not depend on the episodes that are played beside it. If interrupted, return at once
+        with the number of episodes finished so far and no metrics.
         """
         check_num_episodes(num_episodes)
         name = f"evaluation at step {step}"
@@ -125,7 +125,7 @@ def evaluation_seeds(config: TrainConfig, step: int, num_episodes: int) -> list[
 
 
 def check_evaluation_env(config: TrainConfig, observation_space: Space[Any], action_space: Space[Any]) -> None:
-    """Refuse `eval_env_kwargs` that give other spaces than those of training; the bounds of observations may differ."""
+    """Refuse `eval_env_kwargs` that change the spaces of training; only the bounds of observations may differ."""
     if not config.eval_env_kwargs:
         return
     with closing(env_factory(evaluation_config(config))()) as env:

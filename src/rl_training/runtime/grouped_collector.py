@@ -1,7 +1,7 @@
 """Collecting in groups of envs, each of which collects its share of an iteration by itself.
 
-How the envs are grouped is part of a run's course, because a network's outputs for three rows and for five may differ
-in their last bits. Where the groups live is not: every place carries out the same orders.
+The division into groups affects the results of a run, because a network's outputs for three rows and for five may
+differ in their last bits. The place of the groups does not, because every place carries out the same orders.
 """
 
 import warnings
@@ -46,7 +46,7 @@ class Places(Protocol):
     """Where the groups of a run live; groups are numbered from 0."""
 
     calls: list[EnvCalls]
-    """The env calls of this process, which a watchdog looks at."""
+    """The env calls of this process, which a watchdog checks."""
     has_own_policies: bool
     """Whether the groups act with copies of the policy, which need its weights with every order."""
 
@@ -54,7 +54,7 @@ class Places(Protocol):
         """Give a group its next order."""
 
     def receive(self, numbers: Sequence[int], interrupted: Callable[[], bool]) -> dict[int, Share | GroupFailure]:
-        """Return the answers that have come, for the groups that have an order; wait for a moment if there is none."""
+        """Return the answers of these groups that have arrived; if there is none, wait for a moment."""
 
     def replace(self, number: int) -> None:
         """Put a new group in the place of one that failed."""
@@ -99,7 +99,7 @@ class GroupedCollector:
 
     @property
     def has_all_samples(self) -> bool:
-        """Whether as many samples of the envs are kept as there is room for."""
+        """Whether the maximum number of env samples is kept."""
         return len(self._samples) == KEPT_SAMPLES
 
     def start(self) -> None:
@@ -120,7 +120,7 @@ class GroupedCollector:
         return CollectResult(num_env_steps, len(episodes), episode_metrics(episodes), self.obs, episodes)
 
     def _access_envs(self, access: Access) -> list[Any]:
-        """Let every group do with its envs what a callback asks for; return the answers of all envs."""
+        """Let every group make a callback's call to its envs; return one answer per env."""
         shares = self._carry_out(range(0), lambda: False, access)
         return [answer for share in shares or () for answer in share.answers or ()]
 
@@ -191,7 +191,7 @@ class GroupedCollector:
         self._places.send(number, order._replace(state=self._state_for(number)))
 
     def _check_replacement(self, number: int, share: Share, restarts: int) -> None:
-        """Refuse to go on if a group that was replaced could not repeat what it had done."""
+        """Raise an error if a replaced group could not be restored to the state before its order."""
         if restarts and share.given_up:
             index, why = next(iter(share.given_up.items()))
             raise EnvironmentStepError(
@@ -199,7 +199,7 @@ class GroupedCollector:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all groups, what the envs show, and samples for `check_replays`."""
+        """Return the states of all groups, the current observations, and samples for `check_replays`."""
         return {"groups": self._states, "obs": torch.from_numpy(np.array(self.obs)), "samples": self._samples}
 
     def restore(self, state: dict[str, Any]) -> dict[int, str]:

@@ -20,7 +20,7 @@ from rl_training.runtime.grouped_collector import GroupFailure
 from rl_training.runtime.shares import EnvGroup, Order, RemoteGroup, Share
 
 MakeGroup = Callable[[Callable[[], None]], RemoteGroup]
-"""Makes a group, given a function to call before every step; it can be sent to other processes."""
+"""A factory that makes a group, given a function to call before every step; it can be pickled."""
 
 _COLLECT = "collect"
 _SILENCE_PATIENCE = 2.0 * RESET_PATIENCE  # step timeouts without a step before a group counts as lost
@@ -38,7 +38,7 @@ class GroupsHere:
         self.close = close
 
     def send(self, number: int, order: Order) -> None:
-        """Keep the order until the answer is asked for."""
+        """Store the order, which `receive` carries out."""
         self._orders[number] = order
 
     def receive(self, numbers: Sequence[int], interrupted: Callable[[], bool]) -> dict[int, Share | GroupFailure]:
@@ -89,7 +89,7 @@ def silence_seconds(config: TrainConfig) -> float:
 
 
 class Patience:
-    """Notices that a group takes no steps any more."""
+    """Detects that a group has stopped taking steps."""
 
     def __init__(self, steps_taken: Any, seconds: float) -> None:
         self._steps_taken, self._seconds = steps_taken, seconds
@@ -103,7 +103,7 @@ class Patience:
 
 
 class GroupProcesses:
-    """Groups in worker processes. One that dies, hangs or raises is replaced, and its share repeated."""
+    """Groups in worker processes. A group that dies, hangs or raises is replaced, and its share is repeated."""
 
     has_own_policies = True
 
@@ -144,7 +144,7 @@ class GroupProcesses:
 
     def _poll(self, number: int) -> Share | GroupFailure | None:
         worker, patience = self._workers[number], self._patience[number]
-        exhausted = patience.exhausted()  # before looking: an answer may have come while this process was stopped
+        exhausted = patience.exhausted()  # before receiving: an answer may have come while this process was stopped
         try:
             answer: Share | GroupFailure = worker.receive(patience.countdown)
         except TimeoutError:

@@ -73,7 +73,7 @@ class Stretch:
         return at_start + self._count_between(interval, first, first + self.num_full - 1) + at_limit
 
     def _count_between(self, interval: int, first: int, last: int) -> int:
-        """Count the same for the iterations after number `first`, up to number `last`."""
+        """Count such iterations after number `first`, up to number `last`."""
         shortest = self.size // self.grid * self.grid
         longest = round_up(self.size, self.grid)
         if interval == 0:

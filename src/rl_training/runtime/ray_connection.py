@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 from rl_training.errors import ClusterError, ConfigError, describe_error
 
-_OBJECT_STORE_BYTES = 512 * 2**20  # of a local Ray, which would take a third of the memory by itself
+_OBJECT_STORE_BYTES = 512 * 2**20  # for a local Ray; its own default is a third of the memory
 _CONNECT_SECONDS = 5.0
 _READ_BYTES = 4_096
-_HEAD_SECONDS = 20.0  # without the head of the cluster before the run ends
+_HEAD_SECONDS = 20.0  # how long the head of the cluster may be lost before the run ends
 _HEAD_CHECK_SECONDS = 1.0  # between two checks
 _HEAD_CONNECT_SECONDS = 1.0
 _ANSWER_SECONDS = 0.1  # between two checks while the head is asked
 _RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"  # after which Ray ends a process that has lost the head
-_RECONNECT_SECONDS = 3_600  # longer than an update, in which nobody looks at the cluster
+_RECONNECT_SECONDS = 3_600  # longer than an update, during which the cluster is not checked
 
 T = TypeVar("T")
 
@@ -36,9 +36,9 @@ def import_ray() -> Any:
 
 
 def connect(address: str) -> tuple[Any, bool]:
-    """Connect to the cluster at this address, unless this process is connected; return Ray, and whether it was not.
+    """Connect to the cluster at this address, unless this process is already connected; `local` starts Ray here.
 
-    `local` starts Ray on this machine.
+    Return the module `ray`, and whether this call has connected to the cluster.
     """
     with _set_reconnect_time():
         ray = import_ray()
@@ -63,7 +63,7 @@ def _initialize(ray: Any, address: str) -> bool:
 
 
 def _token_hint(address: str) -> str:
-    """Return a hint for clusters that ask for a token: Ray sends none to an explicit address unless told to."""
+    """Return a hint about tokens, which Ray sends to an explicit address only if RAY_AUTH_MODE asks for it."""
     if address in ("local", "auto") or "RAY_AUTH_MODE" in os.environ:
         return ""
     return "; if the cluster asks for a token, set RAY_AUTH_MODE=token"
@@ -71,7 +71,7 @@ def _token_hint(address: str) -> str:
 
 @contextmanager
 def _set_reconnect_time() -> Iterator[None]:
-    """Let Ray, which reads its options when it is imported, try longer to reconnect before it ends this process."""
+    """Give Ray more time to reconnect before it ends this process; Ray reads this option when it is imported."""
     if _RECONNECT in os.environ:
         yield
         return
@@ -83,7 +83,7 @@ def _set_reconnect_time() -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise `OSError` if nobody listens at `host:port`; Ray would try again and again for minutes."""
+    """Raise `OSError` if nobody listens at `host:port`; Ray itself would retry for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
@@ -103,7 +103,7 @@ def _keeping_signal_handler() -> Iterator[None]:
 
 
 class _Port:
-    """A port on this machine, which is watched through an open connection: one per look would use up the ports."""
+    """A port on this machine, watched through one open connection; a new one per check would use up the ports."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
@@ -132,7 +132,7 @@ class _Port:
 
 def _is_open(connection: socket.socket) -> bool:
     try:
-        while connection.recv(_READ_BYTES):  # what a server says first
+        while connection.recv(_READ_BYTES):  # discards what the server sends
             pass
     except BlockingIOError:
         return True
@@ -142,10 +142,10 @@ def _is_open(connection: socket.socket) -> bool:
 
 
 class RayConnection:
-    """The connection to a cluster. It notices a loss before Ray does, which would end this process at once.
+    """The connection to a cluster. It notices a loss before Ray does, because Ray would end this process at once.
 
-    Ray ends the process if it uses its object store after the Ray of this machine has ended, and some time after it
-    has lost the head. A Ray client (`ray://`) does neither.
+    Ray ends a process that uses the object store after Ray has ended on this machine, and a process that lost the head
+    some time ago. A Ray client (`ray://`) does neither.
     """
 
     def __init__(self, ray: Any) -> None:
@@ -153,8 +153,8 @@ class RayConnection:
         self._node: _Port | None = None
         self._head: tuple[str, int] | None = None
         self._checked_at = time.monotonic()
-        self._lost_at: float | None = None  # when the head did not answer for the first time in a row
-        self._answer: Future[Any] | None = None  # of the head to the newest question
+        self._lost_at: float | None = None  # when the head first did not answer; None if it answers
+        self._answer: Future[Any] | None = None  # the head's answer to the newest question
 
     def open(self) -> None:
         """Find the ports to watch."""
@@ -214,7 +214,7 @@ class RayConnection:
     def close(self, *, shut_down: bool) -> None:
         """Stop watching the cluster, and shut Ray down if that is asked for.
 
-        While a question waits for a lost head, Ray is left as it is: shut down now, it would crash this process later.
+        Ray is not shut down while a question waits for a lost head, because this would crash the process later.
         """
         if self._node is not None:
             self._node.release()

@@ -23,8 +23,8 @@ from rl_training.runtime.shares import Order, RemoteGroup, Share, Weights
 _PROGRESS = "progress"
 _START_SECONDS = 300.0  # for an actor to find a place in the cluster, and to start there
 _START_NOTICE_SECONDS = 60.0  # until a line says that an actor has not started
-_LOSS = re.compile(r"because (its [\w ]+ has died|it was [^.\n]+)")  # in the many sentences of Ray's errors
-_QUESTIONS = 8  # about the progress of an actor, within the time after which it counts as lost
+_LOSS = re.compile(r"because (its [\w ]+ has died|it was [^.\n]+)")  # finds the reason in Ray's long error messages
+_QUESTIONS = 8  # how often an actor is asked for its progress before it counts as lost
 
 
 def _describe_loss(error: Exception) -> str:
@@ -39,7 +39,7 @@ def _load_group(pickled_group: bytes, on_progress: Callable[[], None]) -> Remote
 
 
 class GroupActor:
-    """A group in an actor: what a worker process serves, and the number of steps it has taken."""
+    """An actor with one group; it serves orders like a worker process, and reports the number of steps taken."""
 
     def __init__(self, pickled_group: bytes, places: Sequence[str]) -> None:
         """`pickled_group` is a `MakeGroup`; its modules may lie in `places`, where the driver finds modules."""
@@ -95,7 +95,7 @@ class _Member:
     def is_hanging(self) -> bool:
         """Return whether the actor has started, and has taken no step for too long.
 
-        A question takes a fraction of a millisecond, which adds up for hundreds of actors, so there are few.
+        A question takes a fraction of a millisecond, which adds up for hundreds of actors, so it is asked rarely.
         """
         if self._asked is None:
             if self.started and self._until_question.left():
@@ -114,9 +114,9 @@ class _Member:
 
 
 class GroupsOnRay:
-    """Groups in actors of a Ray cluster. One that is lost, with its node or without, is made anew elsewhere.
+    """Groups in actors of a Ray cluster. A lost group is created again elsewhere, whether or not its node is lost too.
 
-    Ray itself neither restarts actors nor repeats calls, which is its default: a new actor needs a state first.
+    By default, Ray itself neither restarts actors nor repeats calls. This is kept, because a new actor needs a state.
     """
 
     has_own_policies = True
@@ -166,7 +166,7 @@ class GroupsOnRay:
             ready, others = self._ray.wait(list(waiting), num_returns=1, timeout=SLICE_SECONDS)
             if not ready:
                 return self._find_hanging(numbers)
-            if others:  # one look at all of them: a look at one of many takes as long
+            if others:  # one call for all of them, because a call for one of many takes as long
                 ready += self._ray.wait(others, num_returns=len(others), timeout=0.0)[0]
             return {waiting[reference]: self._get(self._members[waiting[reference]]) for reference in ready}
 
@@ -181,7 +181,7 @@ class GroupsOnRay:
 
     @contextmanager
     def _noticing_loss(self) -> Iterator[None]:
-        """Raise `ClusterError` if the cluster is lost, before Ray is used or while it is."""
+        """Raise `ClusterError` if the cluster is lost before the context or while Ray is used in it."""
         self._connection.check()
         try:
             yield

@@ -9,7 +9,7 @@ from rl_training.runtime.collector import Episode
 from rl_training.runtime.types import MetricDict
 
 SKIPPED_ENV = "skipped_env"
-"""The entry of a trainer state that names an env whose running episode is not continued; no checkpoint has it."""
+"""The key of the env whose running episode is not continued. A resume adds it; no checkpoint contains it."""
 _COLLECTOR_FIELDS = ("envs", "obs", "actions", "acting", "lives", "samples", "groups")
 
 

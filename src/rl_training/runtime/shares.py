@@ -1,7 +1,7 @@
 """A group of envs with its own actor, which collects its whole share of an iteration when it gets an order.
 
-A share is a function of the order, and of the state that the group had before. So a group that is lost can be made anew
-anywhere, and repeats its share bit for bit.
+A share depends only on the order and on the state that the group had before. A lost group can therefore be created
+again anywhere, and the new group repeats its share bit for bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ _ACTING_THREADS = 1  # the same everywhere, because it decides the last bits of 
 
 
 class Weights(NamedTuple):
-    """What the actions of a policy depend on."""
+    """The parameters of a policy and the state of its normalisation, on which its actions depend."""
 
     params: Array
     """The flat vector of all parameters."""
@@ -50,7 +50,7 @@ class Order(NamedTuple):
     weights: Weights | None = None
     """The policy to act with; none if the group acts with the learner's own policy."""
     state: dict[str, Any] | None = None
-    """The state to begin from; none: where the last order ended, or the first episodes in a new group."""
+    """The state to begin from; if None, a group continues after its last order, and a new group starts its episodes."""
     records_samples: bool = False
     """Whether to record what some of the envs do next, and to return the samples recorded before."""
     access: Access | None = None
@@ -58,10 +58,13 @@ class Order(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Consecutive steps of all envs of a group. Most observations are also the next one's, so they are kept once."""
+    """Consecutive steps of all envs of a group.
+
+    The observation after a step is usually the one before the next step, so it is kept only once.
+    """
 
     obs: Array
-    """[step + 1, env, ...]: what the policy saw, and what the envs show now."""
+    """[step + 1, env, ...]: the observations that the policy saw, then the current ones."""
     last_obs: Array
     """[ending, ...]: the true last observation of every episode that ended, in the order of (step, env)."""
     actions: Array  # [step, env, ...]
@@ -106,13 +109,13 @@ class Share(NamedTuple):
     steps: Steps | None
     """None if the order was for no step."""
     obs: Array
-    """[env, ...]: what the envs show now."""
+    """[env, ...]: the current observations."""
     episodes: tuple[Episode, ...]
     state: dict[str, Any]
     samples: list[dict[str, Any]] | None
     """The samples of the group's envs, if the order asked for them."""
     given_up: dict[int, str]
-    """The envs that could not be brought to the state of the order and began a new episode, and why."""
+    """The envs that could not be restored to the state of the order, so that they began a new episode, and why."""
     answers: list[Any] | None
     """What the access of the order returned, one value per env."""
 
@@ -153,7 +156,7 @@ class EnvGroup:
 
     @property
     def calls(self) -> list[EnvCalls]:
-        """The env calls of this process, which a watchdog looks at."""
+        """The env calls of this process, which a watchdog checks."""
         return self._collector.calls
 
     def collect(self, order: Order, interrupted: Callable[[], bool]) -> Share | None:
@@ -181,7 +184,7 @@ class EnvGroup:
         return answers
 
     def _begin(self, state: dict[str, Any] | None) -> dict[int, str]:
-        """Bring the envs to a state, or to their first episodes; return the envs that began a new episode, and why."""
+        """Restore a state, or begin the first episodes; return the envs that could not be restored, and why."""
         begun, self._begun = self._begun, True
         if state is not None:
             failures = self._collector.restore(state)
@@ -228,7 +231,7 @@ class RemoteGroup:
         return share._replace(state=ready_to_send(share.state), samples=ready_to_send(share.samples))
 
     def _note_progress(self) -> bool:
-        """Stand in for an interruption, which never comes: who wants to stop does not wait for the share."""
+        """Report progress. Return False, because a share is never interrupted: a run that stops just does not wait."""
         self._on_progress()
         return False
 

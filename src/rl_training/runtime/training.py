@@ -54,13 +54,13 @@ _QUICKLY_BUILT = 64  # envs
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where a run lives, what it starts from, and who receives its events."""
+    """The directory of a run, the state it starts from, and the callbacks that receive its events."""
 
     run_suffix: str | None
     checkpoint_state: CheckpointState | None
     callbacks: CallbackList
     output_dir: Path
-    """The absolute place of a new run directory."""
+    """The absolute path of the directory in which a new run directory is created."""
     lock: RunLock | None
     """Continue in the directory that this lock holds instead of creating one; needs `checkpoint_state`."""
     decisions: dict[str, str | None]
@@ -122,7 +122,7 @@ def resolve_learner_params(params_model: type[ParamsT], config: TrainConfig) -> 
 
 
 def with_resolved_compile(config: TrainConfig, params: LearnerParams) -> TrainConfig:
-    """Return the config with `compile` decided once, so that a resumed run goes on in the mode it had."""
+    """Return the config with `compile` decided once, so that a resumed run keeps its mode."""
     if config.compile != "auto":
         return config
     steps = params.planned_gradient_steps(config.total_timesteps, config.num_envs)
@@ -212,7 +212,7 @@ def _running_session(config: TrainConfig, parts: TrainingParts, options: RunOpti
 
 
 def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions) -> TrainingSession:
-    """Set up everything that can fail before the directory is made, then make or reopen it."""
+    """Do everything that can fail first, and then create or reopen the run directory."""
     saved = options.checkpoint_state
     if saved is None:
         parts.collector.start()
@@ -238,7 +238,7 @@ def _open_session(config: TrainConfig, parts: TrainingParts, options: RunOptions
 def _restore(
     config: TrainConfig, parts: TrainingParts, saved: CheckpointState, options: RunOptions
 ) -> tuple[SavedProgress, ResumeNote]:
-    """Bring learner, buffer and envs to where the checkpoint was written, and note why that may not be exact."""
+    """Restore learner, buffer and envs from the checkpoint, and note why the resume may not be exact."""
     with refusing_misfits(config):
         progress = SavedProgress.from_state(saved.trainer_state)
         parts.learner.load_state_dict(saved.algorithm_state)

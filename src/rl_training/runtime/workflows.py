@@ -191,7 +191,8 @@ def evaluate_checkpoint(
 ) -> MetricDict:
     """Play complete episodes with a saved agent and return the metrics.
 
-    What is not given is as in the evaluations of the run. `env_kwargs` are added to those of its evaluations.
+    Arguments that are not given have the values of the run's own evaluations. `env_kwargs` are added to its
+    `eval_env_kwargs`.
     """
     check_num_episodes(num_episodes)
     agent = load_agent(path, best=best)
@@ -262,7 +263,7 @@ def prepare_resume(
 
 
 def run_directory(path: Path) -> Path | None:
-    """Return the run directory that a path or its parent is; none for a file and for a folder of checkpoints alone."""
+    """Return the run directory that `path` is, or whose `checkpoints` folder it is; none if it is neither."""
     run_dir = (path.parent if path.name == "checkpoints" else path).absolute()
     return run_dir if path.is_dir() and os.path.lexists(run_dir / METADATA_FILE) else None
 
