@@ -173,7 +173,7 @@ def test_a_study_in_any_state_makes_a_page(tmp_path: Path, changes: dict[str, An
     text = page_of(write_sample_study(tmp_path, **changes)).text
     for phrase in phrases:
         assert phrase in text
-    assert "The importance is known at the end" in text
+    assert "The importance is computed at the end" in text
 
 
 def test_a_study_without_confirmation_says_so(tmp_path: Path) -> None:

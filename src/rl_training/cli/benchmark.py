@@ -162,7 +162,7 @@ def _verify(preset: str, options: "BenchmarkOptions", directory: Path | None) ->
     stored = read_receipt(path)
     if stored.preset_sha256 != preset_digest(preset):
         typer.echo(f"{preset} has changed since its receipt was written", err=True)
-    # `auto` would decide by what compiling costs on this machine; the receipt's own mode makes results comparable.
+    # `auto` would decide by the cost of compiling on this machine; the receipt's own mode makes results comparable.
     repeated = measure_preset(preset, replace(options, compile=stored.compile), GroupDisplay())
     found = ReceiptCheck(stored, repeated)
     show_receipts([found.stored, found.repeated])

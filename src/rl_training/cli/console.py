@@ -201,7 +201,7 @@ def _flat_values(config: dict[str, Any], params: dict[str, Any]) -> Iterator[tup
 
 
 def show_runs(directory: Path) -> None:
-    """Show one row per run and one per study, unreadable ones included; of a study, one row per trial."""
+    """Show one row per run and per study, including unreadable ones; in a study directory, one row per trial."""
     if not directory.is_dir():
         raise RunDirectoryError(f"{directory} is not a directory")
     if is_study(directory):

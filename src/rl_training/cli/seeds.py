@@ -33,7 +33,7 @@ def read_many_seeds(seeds: str | None, jobs: str | None, on: str, resolved: "Res
     if seeds is None:
         refuse_group_options("--seeds", jobs=jobs, on=None if on == "here" else on)
         return None
-    if resolved.sources.get(("seed",)) == "flag":  # --seeds replaces the seed of a file, but not one that was typed
+    if resolved.sources.get(("seed",)) == "flag":  # --seeds replaces a seed in a file, but not one on the command line
         raise ConfigError(f"--seeds {seeds} and seed={resolved.config.seed}: give only one of them")
     return ManySeeds(parse_seeds(seeds), parse_jobs(jobs or "auto"), on)
 
@@ -57,7 +57,7 @@ def parse_jobs(text: str) -> int | Literal["auto"]:
     if text == "auto":
         return "auto"
     if not (text.isascii() and text.isdecimal() and 0 < len(text) < 6 and int(text) > 0):
-        raise ConfigError(f"--jobs {text}: give auto, or the number of seeds to train at the same time, at least 1")
+        raise ConfigError(f"--jobs {text}: give auto, or the number of runs to train at the same time, at least 1")
     return int(text)
 
 

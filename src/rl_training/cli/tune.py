@@ -51,7 +51,7 @@ RungsOption = Annotated[
     typer.Option(
         metavar="N",
         rich_help_panel=BUDGET,
-        help="How many budgets trials are compared at (default 3); 1 trains every trial to the end.",
+        help="At how many budgets trials are compared (default 3); 1 trains every trial to the end.",
     ),
 ]
 ReductionOption = Annotated[
@@ -67,7 +67,7 @@ ConfirmOption = Annotated[
     typer.Option(
         metavar="N",
         rich_help_panel=BUDGET,
-        help="How many new seeds compare the best trial with the starting config (default 5); 0 for none.",
+        help="On how many new seeds the best trial is compared with the starting config (default 5); 0 for none.",
     ),
 ]
 JobsOption = Annotated[
@@ -96,12 +96,12 @@ EpisodesOption = Annotated[
     typer.Option(
         metavar="N",
         rich_help_panel=HOW_TO_SEARCH,
-        help="How many episodes of an evaluation give the value of a run (default 20).",
+        help="How many evaluation episodes the value of a run is measured on (default 20).",
     ),
 ]
 SearchSeedOption = Annotated[
     int | None,
-    typer.Option(metavar="SEED", rich_help_panel=HOW_TO_SEARCH, help="The seed of the choice of values (default 0)."),
+    typer.Option(metavar="SEED", rich_help_panel=HOW_TO_SEARCH, help="The seed for choosing values (default 0)."),
 ]
 StorageOption = Annotated[
     str | None,

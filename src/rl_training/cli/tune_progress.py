@@ -101,7 +101,7 @@ class StudyDisplay:
 
 
 def _used_steps(record: StudyRecord, running: Running) -> int:
-    """Return the env steps so far. A recorded run counts its steps up to its last end, so those are not added twice."""
+    """Return the env steps so far. The record has the steps up to a run's last end, so only newer ones are added."""
     recorded = {job_name(trial.number, run.seed): run.steps for trial in record.trials for run in trial.runs}
     return record.steps + sum(max(each.step - recorded.get(name, 0), 0) for name, each in running.items())
 
@@ -131,8 +131,8 @@ def _speed(settings: StudySettings, record: StudyRecord, running: Running, rate:
 def _trial_steps_left(settings: StudySettings, record: StudyRecord, running: Running) -> int:
     """Return the env steps that the trials still need.
 
-    Of all trials, one in `reduction` reaches the second rung, one in as many of those the third, and at least one the
-    last. More may have been promoted already.
+    One in `reduction` trials reaches the second rung, one in `reduction` of those the third, and so on; at least one
+    reaches the last. More may have been promoted already.
     """
     left, before = 0, 0
     for rung, budget in enumerate(settings.budgets):
@@ -201,7 +201,7 @@ def show_study(study_dir: Path, settings: StudySettings, record: StudyRecord) ->
         console.print(f"on new seeds: {best:,.1f} for the best trial (B), {start:,.1f} for the starting config (A)")
         console.print(printable(record.confirmation["sentence"]), markup=False)
     elif record.best_trial is not None and settings.confirm == 0:
-        console.print("The value of the best trial is too high an estimate, because the trial was chosen for it.")
+        console.print("The value of the best trial is probably too high, because the trial was chosen for this value.")
     _show_places(console, study_dir, record)
 
 
@@ -216,7 +216,7 @@ def _show_places(console: Console, study_dir: Path, record: StudyRecord) -> None
 
 
 def _trial_table(settings: StudySettings, record: StudyRecord) -> Table:
-    """Return the best trials: those that went furthest, by their value there."""
+    """Return a table of the best trials: those at the highest rungs, ordered by their value there."""
     table = Table(box=None, pad_edge=False)
     for heading in ("trial", "rung", "steps", "value"):
         table.add_column(heading, justify="right", no_wrap=True)

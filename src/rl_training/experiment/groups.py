@@ -144,7 +144,7 @@ def create_group(config: TrainConfig, seeds: Sequence[int], **about: Any) -> tup
 
 
 def extended_group(record: GroupRecord, config: TrainConfig, group_dir: Path, seeds: Iterable[int]) -> GroupRecord:
-    """Return the record with the config's budget, and with those of the seeds that the group does not have yet."""
+    """Return the record with the config's budget, and with the given seeds that it does not contain yet."""
     known = [each.seed for each in record.seeds]
     new = checked_seeds([*known, *(seed for seed in seeds if seed not in known)])[len(known) :]
     suffix = record.seeds[0].run_dir.rpartition("__")[2]
@@ -206,7 +206,7 @@ def log_path(group_dir: Path, seed: int) -> Path:
 
 
 def read_outcome(group_dir: Path, record: SeedRecord, total_timesteps: int) -> SeedRecord:
-    """Return the record of a seed as its run directory shows it, when no process works on it any more.
+    """Return the record of a seed, updated from its run directory after its process has ended.
 
     A run that has completed a smaller budget than `total_timesteps` waits for the rest.
     """

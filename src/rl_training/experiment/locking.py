@@ -92,8 +92,8 @@ class RunLock:
     def check_held(self) -> None:
         """Raise an error if another process has taken the lock over.
 
-        A server of network files takes a lock from a machine that it does not hear from. If that machine was only cut
-        off, its process goes on, and learns here that it must not write any more.
+        A network file server takes the lock away from a machine that it cannot reach. If that machine was only cut off,
+        its process is still running; this check stops it from writing.
         """
         holder = self._new_holder()
         if holder is not None:

@@ -36,7 +36,7 @@ class RunsRecord(StrictModel):
 def check_directory_name(name: str) -> str:
     """Refuse a path in place of the name of a run directory."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ValueError("give the name of a directory inside the group, without a path")
+        raise ValueError("give the name of a directory inside the group or study, without a path")
     return name
 
 

@@ -22,7 +22,7 @@ SPACES_DIR = Path(__file__).parents[1] / "search_spaces"
 
 Scale = Literal["linear", "log", "one_minus_log", "powers_of_two"]
 SEARCHED_FIELDS = ("num_envs", "frame_stack", "terminal_on_life_loss")
-"""The config fields that a study may vary beside the parameters of the algorithm."""
+"""The config fields that a study may vary besides the parameters of the algorithm."""
 FIRST_RUNG = "first_rung"
 _OPERATORS = re.compile(r"[*/]")
 
@@ -39,7 +39,7 @@ class Range(StrictModel):
     scale: Scale = "linear"
     """How values are spread: evenly; evenly in their logarithm, or in that of 1 - value; or only powers of two."""
     at_most: str | None = None
-    """What a value must not exceed: other parameters and `first_rung`, joined by `*` and `/`.
+    """The upper limit of a value: other parameters and `first_rung`, joined by `*` and `/`.
 
     For example, `num_steps * num_envs`, or `first_rung / num_envs`, where `first_rung` stands for the env steps after
     which trials are compared for the first time.
@@ -56,7 +56,7 @@ class Range(StrictModel):
         return [] if self.at_most is None else [name.strip() for name in _OPERATORS.split(self.at_most)]
 
     def lower(self, value: Any, known: Mapping[str, Any]) -> Any:
-        """Return a value, or the largest one that `at_most` allows; `known` has what its names stand for."""
+        """Return a value, or the largest one that `at_most` allows; `known` maps the names in `at_most` to numbers."""
         if self.at_most is None:
             return value
         first, *others = [known[name] for name in self.limiting_names]
@@ -75,7 +75,7 @@ class Range(StrictModel):
         return [self.low, self.high]
 
     def find_problem(self) -> str | None:
-        """Return why the range cannot be drawn from; none if it can."""
+        """Return what is wrong with the range; none if it is valid."""
         if self.low >= self.high:
             return f"low={self.low} is not below high={self.high}: the range is empty"
         if self.scale == "log" and self.low <= 0:
@@ -99,7 +99,7 @@ class Choices(StrictModel):
         return list(self.choices)
 
     def find_problem(self) -> str | None:
-        """Return why the list cannot be drawn from; none if it can."""
+        """Return what is wrong with the list; none if it is valid."""
         values = [to_plain(value) for value in self.choices]
         twice = next((value for index, value in enumerate(values) if value in values[:index]), None)
         return None if twice is None else f"{twice!r} is listed twice"
@@ -128,7 +128,7 @@ class SearchSpace:
             if unusable:
                 text = f"{name}: at_most: {unusable[0]}={known[unusable[0]]!r} is not a number above 0"
                 raise config_error([Problem((name,), text)])
-        for _ in ranges:  # again and again, because a limit may depend on a value that another limit lowers
+        for _ in ranges:  # repeatedly, because a limit may depend on a value that another limit lowers
             known |= {name: values.lower(drawn[name], known) for name, values in ranges.items()}
         return {name: known[name] for name in drawn}
 

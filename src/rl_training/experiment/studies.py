@@ -51,9 +51,9 @@ class StudyOptions(StrictModel):
     sampler: SamplerName = "tpe"
     """How the values of a new trial are chosen."""
     rungs: Annotated[PositiveInt, Field(le=10)] = 3
-    """Number of budgets that trials are compared at; 1 trains every trial to the end."""
+    """Number of budgets at which trials are compared; 1 trains every trial to the end."""
     reduction: Annotated[PositiveInt, Field(ge=2, le=100)] = 3
-    """One in so many trials is promoted to the next rung, whose budget is as many times larger."""
+    """One in this many trials is promoted to the next rung, whose budget is this many times as large."""
     seeds_per_trial: Annotated[PositiveInt, Field(le=1_000)] = 1
     """Number of runs of each trial; its value is their mean."""
     episodes: PositiveInt = 20
@@ -61,9 +61,9 @@ class StudyOptions(StrictModel):
     confirm: Annotated[Count, Field(le=1_000)] = 5
     """Number of new seeds on which the best trial is compared with the starting config; 0 for no comparison."""
     seed: Annotated[Int, Field(ge=0, le=2**63 - 1)] = 0
-    """Seed of the choice of values."""
+    """Seed with which the values of trials are chosen."""
     storage: str | None = None
-    """Where Optuna's tools find the trials: a storage URL; none: the file `optuna.journal` of the study."""
+    """URL of a storage that Optuna's tools read the trials from; None for the file `optuna.journal` of the study."""
 
     def budgets_of(self, total_timesteps: int) -> list[int]:
         """Return the env steps of every rung; the last one is the whole budget."""
@@ -143,7 +143,7 @@ class Trial(StrictModel):
         return [] if self.failure else [run for run in self.runs if len(run.values) <= self.rung]
 
     def status(self, num_rungs: int) -> TrialStatus:
-        """Return what the trial does in a study with so many rungs."""
+        """Return the status of the trial in a study with this many rungs."""
         if self.failure:
             return "failed"
         if self.unfinished_runs:
@@ -167,12 +167,12 @@ class StudyRecord(RunsRecord):
     best_trial: int | None = None
     """Number of the best trial at the highest rung that any trial has reached."""
     importance: dict[str, float] = Field(default_factory=dict)
-    """Share of each parameter in the differences between trials, as far as it is known."""
+    """Share of each parameter in the differences between trials; empty if it is not known."""
     confirmation: dict[str, Any] | None = None
     """The comparison of the best trial (B) with the starting config (A) on new seeds, as `compare --json` gives it."""
 
     def describe_status(self, trial: Trial, num_rungs: int) -> str:
-        """Return the status of a trial for display; nothing trains any more if the study has ended."""
+        """Return the status of a trial for display: `unfinished` instead of `training` if the study has ended."""
         status = trial.status(num_rungs)
         return "unfinished" if status == "training" and self.status != "running" else status
 
@@ -190,7 +190,7 @@ def is_study(path: Path) -> bool:
 
 
 def find_runs_and_studies(root: Path) -> tuple[list[RunContext], list[Path]]:
-    """Return the runs below a directory, without those of studies, and the directories of the studies."""
+    """Return the runs below a directory that belong to no study, and the directories of the studies."""
     studies = sorted(path.parent for path in root.rglob(SETTINGS_FILE))
     runs = [run for run in find_runs(root) if not any(run.run_dir.is_relative_to(study) for study in studies)]
     return runs, studies

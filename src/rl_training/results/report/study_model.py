@@ -24,7 +24,7 @@ from rl_training.results.report.model import Animation
 from rl_training.results.statistics import Estimate, Interval
 
 _OVERSHOOT = 1.5
-"""How many times the budget of its rung a trial may train before the page says so."""
+"""The page mentions trials that trained for more than this many times the budget of their rung."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class StudyReport:
 
     @property
     def ranked(self) -> tuple[TrialPart, ...]:
-        """The trials that have a value and have not failed, the best at the first rung last."""
+        """The trials that have a value and have not failed, by their value at the first rung, the best last."""
         return tuple(sorted((trial for trial in self.trials if trial.is_ranked), key=lambda trial: trial.values[0]))
 
     @property
@@ -141,7 +141,7 @@ class StudyReport:
 
 @dataclass(frozen=True)
 class LoadedStudy:
-    """What the files of a study directory contain."""
+    """The content of the files of a study directory."""
 
     study_dir: Path
     settings: StudySettings
@@ -221,7 +221,7 @@ def _is_number(value: object) -> bool:
 
 
 def _read_confirmation(found: dict[str, Any]) -> Confirmation:
-    """Read what `compare` has written; a wrong type raises an error."""
+    """Read the comparison that `compare` has written; a wrong type raises an error."""
     start, best = (_read_side(found[name]) for name in ("a", "b"))
     number = best.label.removeprefix("trial")
     return Confirmation(

@@ -41,7 +41,7 @@ _LONGEST_TEXT = 1_000  # characters of a text from the record
 
 
 def render_study_page(report: StudyReport, place: Path) -> str:
-    """Render the whole page. It will lie in the directory `place`, from where it links to the runs."""
+    """Render the whole page. Its links to the runs are relative to `place`, the directory of the page."""
     title = _short(f"{report.record.algo.upper()} on {report.record.env_id}")
     return render_document(f"{title}: study", _header(report, title), _sections(report, place))
 
@@ -91,7 +91,7 @@ def _sections(report: StudyReport, place: Path) -> Iterator[Markup]:
 
 def _result(report: StudyReport) -> Markup:
     rows: list[list[Content]] = [[name, element("div", value)] for name, value in _summary(report)]
-    summary = table("What was searched, and what it took", [Column("quantity"), Column("value")], rows)
+    summary = table("What was searched, and at what cost", [Column("quantity"), Column("value")], rows)
     return join_markup([summary, _best(report)])
 
 
@@ -164,8 +164,8 @@ def _confirmation(report: StudyReport) -> Markup:
         return element("p", "There is no best trial to confirm.")
     why = (
         f"The value that trial {best.number} had in the search, {number(best.value)}, is not the result to expect: "
-        "values depend on chance, and the highest of several, which is chosen here, is usually too high. New runs with "
-        "new seeds show what to expect."
+        "values depend on chance, and the highest of several values is usually too high. New runs with new seeds show "
+        "what to expect."
     )
     if found is None:
         asked = report.settings.confirm
@@ -216,7 +216,7 @@ def _score_of(side: ConfirmedSide, seed: int) -> str:
 
 
 def _figure(title: str, about: str, plot: Markup, legend: Markup | None = None, *, linked: bool = False) -> Markup:
-    """Show a plot with its caption; if it is `linked`, with room for the trial that a reader points at."""
+    """Return a plot with its caption; if `linked`, with a line for the trial that the reader points at."""
     caption = element("figcaption", element("h3", title), element("p", about, class_="quiet") if about else None)
     readout = element("p", class_="readout", aria_live="polite") if linked else None
     return element("figure", caption, plot, legend, readout)
@@ -251,7 +251,7 @@ def _trial_swatch(kind: str) -> Markup:
 def _importance(report: StudyReport) -> Markup:
     shares = report.importance
     if not shares:
-        return element("p", "The importance is known at the end of a study in which ten trials or more have a value.")
+        return element("p", "The importance is computed at the end of a study, if at least ten trials have a value.")
     largest = max(shares.values()) or 1.0
     rows: list[list[Content]] = [
         [element("code", _short(name, 60)), _percent(share), share_bar(share / largest)]
@@ -334,7 +334,7 @@ def _all_trials(report: StudyReport, place: Path) -> Markup:
     ]
     rows = [_trial_row(report, trial, names, place) for trial in ordered]
     marks = [trial.number for trial in ordered]
-    caption = f"The trials that went furthest first, in {report.study_dir}"
+    caption = f"Trials in {report.study_dir}, those at the highest rungs first"
     first = table(caption, columns, rows[:_SHOWN_TRIALS], trials=marks[:_SHOWN_TRIALS])
     if len(rows) <= _SHOWN_TRIALS:
         return first

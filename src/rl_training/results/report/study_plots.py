@@ -18,10 +18,10 @@ NUM_TONES = 8
 
 _LONGEST_NAME = 24  # characters of a parameter above its axis
 _AXIS_SPACING = 92.0
-_MANY = 100  # trials, above which marks are smaller
-_SPREAD = 0.5  # of the room of a value that the trials with this value take
+_MANY = 100  # if there are more trials than this, marks are smaller
+_SPREAD = 0.5  # the fraction of a value's room over which its trials are spread
 _GOLDEN = 0.6180339887  # multiples of the golden ratio are spread evenly
-_WIDEST = 1100.0  # of the parallel coordinates, unless there are many parameters
+_WIDEST = 1100.0  # width of the parallel coordinates, unless there are many parameters
 
 
 def draw_rungs(report: StudyReport) -> Markup:
@@ -173,7 +173,7 @@ def _in_order(report: StudyReport) -> list[TrialPart]:
 
 
 def _value_axis(report: StudyReport, label: str, *, rungs: int | None = None, most: int = 6) -> Axis:
-    """Return an axis that contains the values at the first rungs, or at all of them."""
+    """Return an axis that contains the values at the first `rungs` rungs, or at all rungs."""
     values = [value for trial in report.ranked for value in trial.values[:rungs]]
     return linear_axis(label, min(values), max(values), room=0.06, most=most)
 
