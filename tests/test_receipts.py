@@ -170,6 +170,10 @@ def test_a_preset_is_measured_once_and_verified(tiny_preset: str, capsys: pytest
     capsys.readouterr()
     assert run(tiny_preset) == 0
     assert "its receipt is up to date" in capsys.readouterr().out
+    assert main(["benchmark", tiny_preset, "--seeds", "1-2", "--episodes", "4"]) == 0
+    assert read_receipt(Path("receipts/ppo/tiny.json")).eval_episodes == 4
+    assert run(tiny_preset, "--again") == 0
+    capsys.readouterr()
     assert run("--verify", tiny_preset, "--receipts", "receipts") == 0
     assert f"holds: {receipt.iqm:.2f} is inside" in capsys.readouterr().out  # the same seeds give the same agents
     stored: dict[str, Any] = json.loads(Path("receipts/ppo/tiny.json").read_text())

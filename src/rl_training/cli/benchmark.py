@@ -138,7 +138,8 @@ def _up_to_date(preset: str, options: "BenchmarkOptions", directory: Path) -> bo
         return False
     receipt: Receipt = read_receipt(path)
     seeds = {score.seed for score in receipt.scores}
-    return receipt.preset_sha256 == preset_digest(preset) and seeds >= set(options.seeds)
+    is_enough = receipt.eval_episodes >= options.episodes and seeds >= set(options.seeds)
+    return is_enough and receipt.preset_sha256 == preset_digest(preset)
 
 
 def _verify(preset: str, options: "BenchmarkOptions", directory: Path | None) -> int:
