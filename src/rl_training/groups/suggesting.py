@@ -44,7 +44,9 @@ def _grid_values(name: str, values: Values) -> Sequence[Any]:
         return [2**power for power in range(int(math.log2(values.low)), int(math.log2(values.high)) + 1)]
     if values.is_whole and values.scale == "linear" and values.high - values.low < _MAX_GRID:
         return range(int(values.low), int(values.high) + 1)
-    raise ConfigError(f"{name}: the grid sampler needs a list of values, not a range of numbers")
+    raise ConfigError(
+        f"{name}: the grid sampler needs a list of values, powers of two, or a short range of whole numbers"
+    )
 
 
 def suggest(settings: StudySettings, space: SearchSpace, trials: Sequence[Trial]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from rl_training.results.report.facts import Fact, machine_facts
 from rl_training.results.report.model import Animation
 from rl_training.results.statistics import Estimate, Interval
 
-_OVERSHOOT = 1.5
+OVERSHOOT = 1.5
 """The page mentions trials that trained for more than this many times the budget of their rung."""
 
 
@@ -135,7 +135,7 @@ class StudyReport:
     def overshooting(self) -> int:
         """The number of trials that trained far beyond the budget of their rung."""
         budgets = self.settings.budgets
-        most = [_OVERSHOOT * self.settings.seeds_per_trial * budget for budget in budgets]
+        most = [OVERSHOOT * self.settings.seeds_per_trial * budget for budget in budgets]
         return sum(trial.rung > 0 and trial.steps > most[min(trial.rung, len(most)) - 1] for trial in self.trials)
 
 

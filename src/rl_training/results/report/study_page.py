@@ -23,7 +23,7 @@ from rl_training.results.report.document import (
 )
 from rl_training.results.report.facts import original_command, yaml_text
 from rl_training.results.report.markup import Content, Markup, element, join_markup
-from rl_training.results.report.study_model import Confirmation, ConfirmedSide, StudyReport, TrialPart
+from rl_training.results.report.study_model import OVERSHOOT, Confirmation, ConfirmedSide, StudyReport, TrialPart
 from rl_training.results.report.study_plots import (
     NUM_TONES,
     draw_confirmation,
@@ -64,8 +64,8 @@ def _notes(report: StudyReport) -> Iterator[str]:
         yield "no trial has been trained to the end yet, so the best trial may still change"
     if report.overshooting:
         yield (
-            f"{report.overshooting:,} of {len(report.trials):,} trials trained more than 1.5 times as long as their "
-            "rung asks for, because a run only stops between rollouts; this favours them over the others"
+            f"{report.overshooting:,} of {len(report.trials):,} trials trained more than {OVERSHOOT:g} times as long "
+            "as their rung asks for, because a run only stops between rollouts; this favours them over the others"
         )
 
 
