@@ -12,6 +12,7 @@ from rl_training.cli import main
 from rl_training.experiment.config import with_resolved_params
 from rl_training.experiment.search_space import read_space
 from rl_training.experiment.sources import Layer
+from rl_training.results.receipts import RECEIPTS_DIR, read_receipts
 from rl_training.runtime.registry import get_algorithm_spec
 
 ROOT = Path(__file__).parents[1]
@@ -88,6 +89,11 @@ class Help:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_readme_counts_the_receipts() -> None:
+    (count,) = re.findall(r"\*\*Receipts\.\*\* (\d+) presets", (ROOT / "README.md").read_text())
+    assert int(count) == len(read_receipts(RECEIPTS_DIR))
 
 
 def test_the_index_links_to_every_page() -> None:
