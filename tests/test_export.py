@@ -145,6 +145,8 @@ def test_the_numpy_agent_refuses_other_observations(obs: list[float], make_agent
 
 def test_the_numpy_agent_needs_its_masks(make_agent: MakeAgent, tmp_path: Path) -> None:
     acting = NumpyAgent(export_agent(make_agent(**AGENTS["ppo, masks"]), tmp_path / "agent", "numpy").files[0])
+    with pytest.raises(ValueError, match="the action mask allows no action"):
+        acting.act(np.zeros(1, np.float32), [0, 0, 0, 0])
     with pytest.raises(ValueError, match="give action_mask=, with 4 entries"):
         acting.act(np.zeros(1, np.float32))
 

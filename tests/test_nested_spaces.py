@@ -177,6 +177,9 @@ def test_predictions_respect_masks(
     if source.startswith("observation"):
         obs["action_mask"] = np.array([0, 0, 0, 1], np.int8)
         assert model.predict(obs) == 3
+        obs["action_mask"] = np.zeros(4, np.int8)
+        with pytest.raises(ConfigError, match=r"^the action mask allows no action$"):
+            model.predict(obs)
         return
     assert model.predict(obs, action_masks=[0, 0, 1, 0]) == 2
     for deterministic in (True, False):
@@ -184,6 +187,18 @@ def test_predictions_respect_masks(
         assert np.asarray(model.predict(batch, deterministic, action_masks=np.eye(4))).tolist() == [0, 1, 2, 3]
     with pytest.raises(ConfigError, match="this agent was trained with masks of legal actions: give action_masks="):
         model.predict(obs)
+    with pytest.raises(ConfigError, match=r"^the action mask allows no action$"):
+        model.predict(batch, action_masks=[[1, 0, 0, 0]] * 3 + [[0, 0, 0, 0]])
+    with pytest.raises(ConfigError, match=r"^the action mask has 3 entries, the actions have 4$"):
+        model.predict(obs, action_masks=[1, 0, 0])
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "NestedAction-v0"])
+def test_a_mask_for_an_agent_without_masks_is_refused(make_config: MakeConfig, env_id: str) -> None:
+    model = PPO(make_config(env_id=env_id))
+    obs = gymnasium.make(env_id).observation_space.sample()
+    with pytest.raises(ConfigError, match="this agent was trained without masks of legal actions: leave action_masks"):
+        model.predict(obs, action_masks=[1, 0])
 
 
 def test_nested_actions_reach_the_env_as_it_expects_them(make_config: MakeConfig) -> None:

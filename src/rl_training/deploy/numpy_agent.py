@@ -1,7 +1,6 @@
 """Acts with an agent that rl_training exported with `--format numpy`. Needs nothing but NumPy.
 
-In Python: `Agent("agent.npz").act(observation)`. In a shell: `python numpy_agent.py agent.npz JSON [MASK_AS_JSON]`.
-"""
+In Python: `Agent("agent.npz").act(observation)`. In a shell: `python numpy_agent.py agent.npz JSON [MASK_AS_JSON]`."""
 
 import json
 import math
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-_ERF, _HALF = np.frompyfunc(math.erf, 1, 1), np.float32(0.5)
+_ERF, _HALF, _ILLEGAL = np.frompyfunc(math.erf, 1, 1), np.float32(0.5), np.float32(-1e30)
 _ACTIVATIONS: dict[str, Any] = {
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, np.float32(0.0)),
@@ -51,8 +50,7 @@ class Agent:
 
     def run(self, values: list[Any]) -> list[Any]:
         """Return the parts of the actions [batch, ...] for those of observations, followed by masks if needed."""
-        encoded = [_encode(*pair) for pair in zip(self._spec["inputs"], values, strict=False)]
-        x = np.hstack(encoded) if len(encoded) > 1 else encoded[0]
+        x = np.hstack([_encode(*pair) for pair in zip(self._spec["inputs"], values, strict=False)])
         if "mean" in self._arrays:
             x = np.clip((x - self._arrays["mean"]) * self._arrays["scale"], -self._arrays["clip"], self._arrays["clip"])
         for number, (kind, epsilon) in enumerate(self._spec["layers"]):
@@ -79,14 +77,16 @@ def _encode(part: dict[str, Any], values: Any) -> Any:
         raise ValueError(f"{part['name']} must have shape {part['shape']}, or a batch of it, with finite legal values")
     if "number" in part:  # one-hot: for every column, the number that it belongs to and the value that it stands for
         return (flat[:, part["number"]] == part["value"]).astype(np.float32)
-    return flat.astype(np.float32) if part["scale"] == 1.0 else flat.astype(np.float32) / np.float32(part["scale"])
+    return flat.astype(np.float32) / np.float32(part["scale"])
 
 
 def _decode(part: dict[str, Any], x: Any, masks: Any) -> Any:
     if part["kind"] == "choices":
         if part["masks"] is not None:
-            x = np.where(masks[:, slice(*part["masks"])].astype(bool), x, np.float32(-1e30))
+            x = np.where(masks[:, slice(*part["masks"])].astype(bool), x, _ILLEGAL)
         scores = np.split(x, part["ends"], axis=1) if len(part["ends"]) else [x]
+        if min(own.max(axis=1).min() for own in scores) <= _ILLEGAL:
+            raise ValueError("the action mask allows no action")
         x = np.stack([own.argmax(axis=1) for own in scores], axis=1) + part["first"]
     elif part["kind"] == "bits":
         x = x > 0.0

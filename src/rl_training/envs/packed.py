@@ -1,6 +1,6 @@
 """An env at whose door nested observations and actions are packed, with the mask of its legal actions if it has one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -89,11 +89,7 @@ class PackedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _pack(self, obs: Any, info: dict[str, Any], *, ended: bool) -> tuple[Array, dict[str, Any]]:
         if not self._mask_size:
             return self._rows.pack(obs), info
-        mask = np.asarray(self._current_mask(obs, info), np.bool_).ravel()
-        if mask.size != self._mask_size:
-            raise ObservationError(f"the action mask has {mask.size} entries, the actions have {self._mask_size}")
-        if not ended:  # nobody acts after an episode has terminated
-            self._check(mask)
+        mask = read_mask(self._current_mask(obs, info), self._choices, may_be_empty=ended)
         return self._rows.pack(obs, mask), {key: value for key, value in info.items() if key != MASK_NAME}
 
     def _current_mask(self, obs: Any, info: dict[str, Any]) -> Any:
@@ -105,13 +101,21 @@ class PackedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise ObservationError(f'info has no "{MASK_NAME}"; set action_mask: off to do without masks')
         return info[MASK_NAME]
 
-    def _check(self, mask: Array) -> None:
-        """Refuse a mask that leaves no action."""
-        start = 0
-        for choices in self._choices:
-            if not mask[start : start + choices].any():
-                raise ObservationError("the action mask allows no action")
-            start += choices
+
+def read_mask(given: Any, choices: Sequence[int], *, may_be_empty: bool = False) -> Array:
+    """Return a mask as flags, one per choice; refuse one of another size, or one that leaves no action.
+
+    After an episode has terminated, nobody acts, so the mask may be empty.
+    """
+    mask = np.asarray(given, np.bool_).ravel()
+    if mask.size != sum(choices):
+        raise ObservationError(f"the action mask has {mask.size} entries, the actions have {sum(choices)}")
+    end = 0
+    for size in () if may_be_empty else choices:
+        end += size
+        if not mask[end - size : end].any():
+            raise ObservationError("the action mask allows no action")
+    return mask
 
 
 def is_nested(space: spaces.Space[Any]) -> bool:

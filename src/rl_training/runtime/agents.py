@@ -1,6 +1,6 @@
 """Agents in memory: a learner rebuilt from a config or a checkpoint, ready for predictions and evaluations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +11,8 @@ from gymnasium import spaces
 from rl_training.algorithms.base import Learner
 from rl_training.envs.episodes import choices_of, out_of_range
 from rl_training.envs.factory import make_env
-from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError, describe_error
+from rl_training.envs.packed import choices_of_actions, read_mask
+from rl_training.errors import CheckpointError, ConfigError, EnvironmentSetupError, ObservationError, describe_error
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig, plain_config
 from rl_training.packing import PackedActions, PackedObservations, select_row
@@ -134,8 +135,11 @@ def predict_action(agent: Agent, obs: Any, deterministic: bool = True, action_ma
     `action_masks` are needed if the agent was trained with masks that are not a part of its observations.
     """
     space = agent.observation_space
-    if isinstance(space, PackedObservations):
-        rows, single = _pack_rows(space, obs, action_masks)
+    packed = space if isinstance(space, PackedObservations) else None
+    if action_masks is not None and (packed is None or packed.mask is None):
+        raise ConfigError("this agent was trained without masks of legal actions: leave action_masks= out")
+    if packed is not None:
+        rows, single = _pack_rows(packed, choices_of_actions(agent.action_space), obs, action_masks)
     else:
         rows, single = _batch_of(space, obs)
     actions = agent.learner.policy.predict(rows, deterministic=deterministic)
@@ -172,18 +176,20 @@ def _check_numbers(rows: Array, *, single: bool) -> None:
         raise ConfigError(f"component {place} of {which} is {rows[index][tuple(place)]}")
 
 
-def _pack_rows(space: PackedObservations, obs: Any, masks: Any) -> tuple[Array, bool]:
-    """Return nested observations as rows, and whether only one was given."""
+def _pack_rows(space: PackedObservations, choices: Sequence[int], obs: Any, masks: Any) -> tuple[Array, bool]:
+    """Return nested observations as rows, and whether only one was given; an action consists of these choices."""
     if masks is None and space.mask is not None:
         masks = _observed_masks(space, obs)
     try:
         first = space.leaves[0]
         given = np.shape(first.value_in(obs))
         if given == first.shape:
-            return space.pack(obs, masks)[None], True
+            return space.pack(obs, None if masks is None else read_mask(masks, choices))[None], True
         singles = [select_row(space.original, obs, row) for row in range(given[0])]
-        each = [None] * len(singles) if masks is None else list(masks)
+        each = [None] * len(singles) if masks is None else [read_mask(mask, choices) for mask in masks]
         return np.stack([space.pack(*pair) for pair in zip(singles, each, strict=True)]), False
+    except ObservationError as error:
+        raise ConfigError(str(error)) from None
     except (LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"an observation must be one of {space.original}: {describe_error(error)}") from None
 
