@@ -1,5 +1,6 @@
 """Encoders as a user would write them, named in configs as `sample_networks:Name`, and an env of small images."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,27 @@ def misfit(space: spaces.Box) -> nn.Module:
 
 def double(space: spaces.Box) -> nn.Module:
     return WithLayer(space, nn.Tanh()).double()
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self._function(features)
+
+
+def double_outputs(space: spaces.Box) -> nn.Module:
+    return WithLayer(space, Function(Tensor.double))
+
+
+def batch_mean(space: spaces.Box) -> nn.Module:
+    return WithLayer(space, Function(lambda x: x - x.mean(dim=0)))
+
+
+def batch_norm_without_state(space: spaces.Box) -> nn.Module:
+    return WithLayer(space, nn.BatchNorm1d(8, track_running_stats=False))
 
 
 def not_a_module(space: spaces.Box) -> int:

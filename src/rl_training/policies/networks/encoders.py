@@ -161,7 +161,7 @@ def make_own_encoder(path: str, kwargs: Mapping[str, Any], encoder: Encoder) -> 
     if any(param.dtype != torch.float32 for param in module.parameters()):
         raise ConfigError(f"{who}: all of its parameters must be float32")
     own = NestedEncoder(module, int(size), encoder)
-    _run(own, who)  # lazy layers get their parameters now
+    _run(own, who, torch.zeros(PROBE_ROWS, encoder.size))  # lazy layers get their parameters now
     _check(own, who)
     return own
 
@@ -172,11 +172,11 @@ def _describe(space: spaces.Space[Any]) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-def _run(own: NestedEncoder, who: str) -> Any:
-    """Run an encoder on rows of zeros."""
+def _run(own: NestedEncoder, who: str, rows: Tensor) -> Any:
+    """Run an encoder on rows of features."""
     try:
         with torch.no_grad():
-            return own(torch.zeros(PROBE_ROWS, own.encoder.size))
+            return own(rows)
     except Exception as error:
         text = f"{who}: fails for observations of {_describe(_env_space(own.encoder))}: {describe_error(error)}"
         raise ConfigError(text) from error
@@ -186,13 +186,16 @@ def _check(own: NestedEncoder, who: str) -> None:
     """Refuse an encoder whose outputs misfit, or that depends on more than its parameters and inputs."""
     buffers = {name: buffer.clone() for name, buffer in own.module.named_buffers()}
     before = torch.default_generator.get_state()
-    outputs = _run(own, who)
+    rows = torch.linspace(0.0, 1.0, PROBE_ROWS * own.encoder.size).reshape(PROBE_ROWS, -1)
+    outputs = _run(own, who, rows)
     if not isinstance(outputs, Tensor) or outputs.shape != (PROBE_ROWS, own.features_dim):
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ConfigError(
             f"{who}: must give outputs [batch, {own.features_dim}], as its features_dim says; "
             f"it gives {got} for {PROBE_ROWS} observations"
         )
+    if outputs.dtype != torch.float32:
+        raise ConfigError(f"{who}: must give outputs of type float32, not {str(outputs.dtype).removeprefix('torch.')}")
     changed = [name for name, buffer in own.module.named_buffers() if not torch.equal(buffer, buffers[name])]
     if changed:
         raise ConfigError(
@@ -201,3 +204,14 @@ def _check(own: NestedEncoder, who: str) -> None:
         )
     if not torch.equal(before, torch.default_generator.get_state()):
         raise ConfigError(f"{who}: draws random numbers in its forward pass, as Dropout does: leave that out")
+    _check_alone(own, who, rows, outputs)
+
+
+def _check_alone(own: NestedEncoder, who: str, rows: Tensor, outputs: Tensor) -> None:
+    """Refuse an encoder whose outputs for a row depend on the other rows."""
+    alone = torch.cat([_run(own, who, row[None]) for row in rows])
+    if not torch.allclose(outputs, alone, rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise ConfigError(
+            f"{who}: what it gives for one observation depends on the others of the batch, as with BatchNorm; use "
+            "LayerNorm or GroupNorm"
+        )
