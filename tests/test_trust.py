@@ -193,6 +193,18 @@ def test_a_flag_counts_as_typed(how: list[str], workplace: Path, marker: Path, r
     assert marker.exists()
 
 
+def test_an_encoder_counts_as_typed_by_a_flag_alone(workplace: Path, run: Run) -> None:
+    network = workplace / "other_env.py"
+    network.write_text("from sample_networks import double_outputs as net\n")
+    config = str(write_config(workplace, env_id="CartPole-v1"))
+    answer = run("train", "--config", config, "--set", "encoder=other_env:net")
+    assert_one_error_line(answer.stderr, "other_env:net", "must give outputs of type float32")  # it was imported
+    network.rename(workplace / "local_env.py")
+    named = {**TINY_PPO, "encoder": "local_env:net"}
+    answer = run("train", "--config", str(write_config(workplace, env_id="CartPole-v1", algo_kwargs=named)))
+    assert_one_error_line(answer.stderr, f"{config} names the encoder local_env:net", "add --trust")
+
+
 def untrusted(answer: "subprocess.CompletedProcess[str]", source: str, workplace: Path) -> None:
     assert answer.returncode == 2, answer.stderr
     names = f"{source} names the environment local_env:Local-v0"

@@ -13,6 +13,7 @@ from rl_training.experiment.config import TrainConfig, env_code
 from rl_training.experiment.dialect import YAML_LIMIT, ConfigLoader
 from rl_training.experiment.files import read_bytes
 from rl_training.experiment.validation import config_error
+from rl_training.plugins import split_entry
 
 KeyPath = tuple[str, ...]
 
@@ -41,10 +42,16 @@ class ResolvedConfig:
 
     @property
     def typed_code(self) -> list[str]:
-        """The environment and the wrappers that were named on the command line."""
-        env_id, *wrappers = env_code(self.config)
-        named = {"env_id": [env_id], "wrappers": wrappers}
-        return [name for field, names in named.items() if self.sources.get((field,)) == "flag" for name in names]
+        """The names of code that were given on the command line: environment, wrappers, encoder and others."""
+        config, (env_id, *wrappers) = self.config, env_code(self.config)
+        named: dict[KeyPath, list[Any]] = {
+            ("env_id",): [env_id],
+            ("wrappers",): wrappers,
+            ("vectorization",): [config.vectorization],
+            ("callbacks",): [split_entry(entry)[0] for entry in config.callbacks],
+            ("algo_kwargs", "encoder"): [config.algo_kwargs.get("encoder")],
+        }
+        return [name for path, names in named.items() if self.sources.get(path) == "flag" for name in names]
 
 
 def read_yaml(path: Path, source: str = "file") -> Layer:
