@@ -524,6 +524,13 @@ def test_a_wrong_callback_in_a_config_is_refused_before_anything_starts(
     assert not config.output_dir.exists()
 
 
+def test_a_class_in_place_of_a_callback_is_refused_before_anything_starts(make_config: MakeConfig) -> None:
+    config = make_config()
+    with pytest.raises(ConfigError, match=r"callback Local is a class: give an object, Local\(\.\.\.\)"):
+        train(config, Local)
+    assert not config.output_dir.exists()
+
+
 class Local(Callback):
     """A class that other processes find."""
 

@@ -446,9 +446,11 @@ def test_a_run_without_an_intact_checkpoint_is_refused_with_every_reason(run_dir
 
 
 def test_an_empty_directory_holds_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=f"^no intact checkpoint in {re.escape(str(tmp_path))}: the run has saved nothing yet"
-    ):
+    where = re.escape(str(tmp_path))
+    with pytest.raises(CheckpointError, match=f"^no intact checkpoint in {where}: it is not the directory of a run"):
+        find_checkpoint(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match=f"^no intact checkpoint in {where}.*: the run has saved nothing yet"):
         find_checkpoint(tmp_path)
 
 

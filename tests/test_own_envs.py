@@ -87,16 +87,39 @@ def test_what_cannot_be_copied_is_refused_with_what_to_give_instead(env: Any, me
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("args", "kwargs"), [((), {}), (("CartPole-v1",), {}), ((), {"gamma": 0.9})])
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((), {}),
+        (("CartPole-v1",), {}),
+        (("MlpPolicy", "CartPole-v1"), {"verbose": 1}),
+        ((), {"gamma": 0.9}),
+    ],
+)
 def test_a_model_needs_a_config_or_an_env(args: Any, kwargs: Any) -> None:
     with pytest.raises(ConfigError, match=r"give either PPO\(config\) with a TrainConfig, or PPO\(env=\.\.\.\)"):
         PPO(*args, **kwargs)
 
 
 @pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"wrappers": TimeLimit}, "wrappers=<class .*TimeLimit'>: give a list of wrappers"),
+        ({"wrappers": "TimeLimit"}, "wrappers='TimeLimit': give a list of wrappers"),
+        ({"env_kwargs": [1]}, r"env_kwargs=\[1\]: give a map of names to values"),
+        ({"algo_kwargs": 3}, "algo_kwargs=3: give a map of names to values"),
+    ],
+)
+def test_options_of_another_type_are_refused(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PPO(env="CartPole-v1", **option)
+
+
+@pytest.mark.parametrize(
     ("factory", "message"),
     [
         (dict, "builtins:dict must return a gymnasium.Env, not dict"),
+        (gymnasium.Env, "gymnasium.core:Env has no observation_space: set it to a space of gymnasium.spaces"),
         (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
         (lambda: sys.exit(3), "SystemExit: 3"),
         (lambda: gymnasium.make("CartPol-v1"), "NameNotFound: Environment `CartPol`"),

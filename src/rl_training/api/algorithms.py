@@ -1,6 +1,6 @@
 """The classes `PPO`, `DQN` and `SAC`: configure, learn, predict, evaluate, save and load."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -85,12 +85,12 @@ class Algorithm:
 
     algo: ClassVar[str]
 
-    def __init__(self, config: TrainConfig | None = None, *, env: Any = None, **options: Any) -> None:
-        """Create a model from a config, or for an environment as `for_env` does."""
+    def __init__(self, config: TrainConfig | None = None, *others: Any, env: Any = None, **options: Any) -> None:
+        """Create a model from a config, or for an environment as `for_env` does; there are no `others`."""
         name = type(self).__name__
         if config is None and env is not None:
             config = self._config_for(env, options)
-        elif env is not None or options or not isinstance(config, TrainConfig):
+        elif env is not None or options or others or not isinstance(config, TrainConfig):
             raise ConfigError(f"give either {name}(config) with a TrainConfig, or {name}(env=...) with options")
         if config.algo != self.algo:
             raise ConfigError(f"{name} cannot train algo={config.algo!r}")
@@ -122,6 +122,11 @@ class Algorithm:
         own = {name: value for name, value in options.items() if name in TrainConfig.model_fields}
         params = {name: value for name, value in options.items() if name not in own}
         described = describe_env(env)
+        for name in ("env_kwargs", "algo_kwargs"):
+            if not isinstance(own.get(name, {}), Mapping):
+                raise ConfigError(f"{name}={own[name]!r}: give a map of names to values")
+        if not isinstance(own.get("wrappers", []), (list, tuple)):
+            raise ConfigError(f"wrappers={own['wrappers']!r}: give a list of wrappers")
         given = {"algo": cls.algo, **described, **own}
         given["env_kwargs"] = {**described.get("env_kwargs", {}), **own.get("env_kwargs", {})}
         given["wrappers"] = [*described.get("wrappers", ()), *own.get("wrappers", ())]

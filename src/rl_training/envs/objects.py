@@ -7,7 +7,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import gymnasium
-from gymnasium import Env
+from gymnasium import Env, Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TimeLimit
 
@@ -96,6 +96,9 @@ def make_from_factory(env_id: str, factory: Callable[..., Any], env_kwargs: dict
         raise EnvironmentSetupError(f"{env_id} with env_kwargs {env_kwargs}: {describe_error(error)}") from error
     if not isinstance(env, Env):
         raise EnvironmentSetupError(f"{env_id} must return a gymnasium.Env, not {type(env).__name__}")
+    for name in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, name, None), Space):
+            raise EnvironmentSetupError(f"{env_id} has no {name}: set it to a space of gymnasium.spaces")
     if _made.get(id(env.unwrapped)) is env.unwrapped:
         raise EnvironmentSetupError(f"{env_id} returned the same object twice: it must make a new one in every call")
     _made[id(env.unwrapped)] = env.unwrapped

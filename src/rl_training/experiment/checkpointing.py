@@ -254,7 +254,11 @@ def _open(target: Path, load: Callable[[Path], CheckpointState], *, best: bool) 
             for reason in refused:
                 warnings.warn(f"{reason}; using {candidate.name} instead", stacklevel=3)
             return opened
-    hint = "" if refused else ": the run has saved nothing yet; start it again with `rl-training train --config`"
+    hint = ""
+    if not refused and directory == target:
+        hint = f": it is not the directory of a run; `rl-training list {target}` shows the runs below it"
+    elif not refused:
+        hint = ": the run has saved nothing yet; start it again with `rl-training train --config`"
     raise CheckpointError(f"no intact checkpoint in {directory}{hint}" + "".join(f"; {reason}" for reason in refused))
 
 

@@ -75,6 +75,8 @@ class CallbackList(Callback):
     def __init__(self, callbacks: Iterable[Listener] | None = None) -> None:
         self.callbacks = list(callbacks or ())
         for callback in self.callbacks:
+            if isinstance(callback, type):
+                raise ConfigError(f"callback {callback.__name__} is a class: give an object, {callback.__name__}(...)")
             missing = [event for event in EVENTS if not callable(getattr(callback, event, None))]
             if missing:
                 raise ConfigError(f"callback {type(callback).__name__} has no {', '.join(missing)}")
