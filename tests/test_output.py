@@ -12,6 +12,7 @@ from rich.console import Console
 from sample_runs import write_run
 from test_cli import TINY, write_config
 
+import rl_training
 from rl_training.cli import main
 from rl_training.cli.group_progress import GroupDisplay
 from rl_training.experiment.groups import SeedRecord
@@ -88,6 +89,14 @@ def test_warnings_are_printed_without_control_characters() -> None:
     assert SHOWN in printed
     assert_harmless(printed)
     assert NASTY in warnings.formatwarning(NASTY, UserWarning, "file.py", 1)
+
+
+def test_warnings_name_the_place_only_if_it_is_the_users_own_code() -> None:
+    with printable_warnings():
+        for module in (rl_training, pytest):
+            printed = warnings.formatwarning("slow", UserWarning, str(module.__file__), 1)
+            assert printed == "warning: slow\n"
+        assert "my_env.py:7: UserWarning: slow" in warnings.formatwarning("slow", UserWarning, "/home/me/my_env.py", 7)
 
 
 def test_group_progress_shows_reasons_without_control_characters() -> None:

@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import sys
+import sysconfig
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -41,12 +42,18 @@ def show_line(text: object, *, error: bool = False) -> None:
 
 @contextmanager
 def printable_warnings() -> Iterator[None]:
-    """Print warnings without control characters, because they often quote files and environments."""
+    """Print warnings without control characters, because they often quote files and environments.
+
+    The place is left out where it means nothing to a user: in this package, and in installed ones.
+    """
     before = warnings.formatwarning
+    libraries = str(Path(__file__).parent), sysconfig.get_path("purelib")
 
     def format_warning(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
     ) -> str:
+        if category is UserWarning and filename.startswith(libraries):
+            return printable(f"warning: {message}\n")
         return printable(before(message, category, filename, lineno, line))
 
     warnings.formatwarning = format_warning
