@@ -44,6 +44,14 @@ class BatchedPendulum:
         pass
 
 
+class Float64Pendulum(BatchedPendulum):
+    """Shows the numbers as NumPy computes them, although its space says float32."""
+
+    def __init__(self, num_envs: int, g: float = 10.0) -> None:
+        super().__init__(num_envs, g)
+        self._shown = np.zeros((num_envs, 3))
+
+
 class ForgetfulPendulum(BatchedPendulum):
     """Draws its episodes from a generator of its own, and so cannot be replayed."""
 

@@ -212,6 +212,15 @@ def test_a_run_with_a_batched_env_is_resumed_exactly(make_config: MakeConfig) ->
     assert "not exact" not in str(read_metadata(context_of(run_dir))["resumed"])
 
 
+def test_observations_of_a_batched_env_get_the_dtype_of_their_space(make_config: MakeConfig) -> None:
+    changes = {**PENDULUM, "env_kwargs": {"max_episode_steps": 30, "g": 9.0}}
+    config = make_config(vectorization="sample_vector_envs:Float64Pendulum", **changes)
+    run_dir = train(config, SignalAt(70, "collect"))
+    prepare_resume(run_dir, []).train()
+    assert outcome(run_dir) == outcome(train(make_config(vectorization="sync", **changes)))
+    assert "not exact" not in str(read_metadata(context_of(run_dir))["resumed"])
+
+
 def test_batched_envs_of_different_lengths_are_replayed_side_by_side(make_config: MakeConfig) -> None:
     config = make_config(vectorization=PLUGIN, env_kwargs={"max_episode_steps": 40}, **PENDULUM)
     with closing(make_vector_env(config)) as envs, closing(make_vector_env(config)) as restored:

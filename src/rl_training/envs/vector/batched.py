@@ -7,11 +7,12 @@ import numpy as np
 from gymnasium import Env
 
 from rl_training.envs.changes import Answer, ChangeLog, PendingChanges
-from rl_training.envs.episodes import BoolArray, EpisodeTracker, ResetResult, Seeds, StepResult
+from rl_training.envs.episodes import Array, BoolArray, EpisodeTracker, ResetResult, Seeds, StepResult
 from rl_training.envs.guard import ENV_FAILURES, RESET_PATIENCE, STEP_PATIENCE, EnvCalls
 from rl_training.envs.restore import same_values, why_not_restorable
 from rl_training.envs.samples import RunningEpisode
 from rl_training.envs.vector.protocol import BatchedEnv, Restoration
+from rl_training.errors import EnvironmentStepError
 
 
 class BatchedVectorEnv:
@@ -46,7 +47,7 @@ class BatchedVectorEnv:
         finally:
             calls.end()
             calls.patience = before
-        self._obs = np.array(obs)
+        self._obs = self._copy_obs("reset returned observations", obs)
         return self._obs, infos
 
     def step(self, actions: Any) -> StepResult:
@@ -66,9 +67,23 @@ class BatchedVectorEnv:
             truncated = truncated | (self.tracker.lengths + 1 >= self._max_episode_steps)
         # Only observations are used after the next step, when the env may have written over its arrays.
         numbers = np.asarray(rewards, np.float64), np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
-        result = self.tracker.finish_step(taken, (np.array(obs), *numbers, dict(infos)))
+        result = self.tracker.finish_step(
+            taken, (self._copy_obs("step returned observations", obs), *numbers, dict(infos))
+        )
         self._obs = result[0]
         return result
+
+    def _copy_obs(self, returned: str, obs: Any) -> Array:
+        """Copy observations in the dtype of their space, because the env may write over its arrays."""
+        given, dtype = np.asarray(obs), self.single_observation_space.dtype
+        try:
+            return given.astype(dtype, casting="same_kind")
+        except TypeError:
+            raise self._error(f"{returned} of type {given.dtype}, expected {dtype}") from None
+
+    def _error(self, problem: str) -> EnvironmentStepError:
+        kind = type(self._env)
+        return EnvironmentStepError(f"{kind.__module__}:{kind.__qualname__}: {problem}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to restore every env to its current state."""
@@ -124,7 +139,7 @@ class BatchedVectorEnv:
             if ended.any():  # so that no env is stepped beyond its end
                 obs = self._begin(ended, seeds)
             remaining -= 1
-        self._obs = np.array(obs)
+        self._obs = self._copy_obs("step returned observations", obs)
         for index, episode in episodes.items():
             if not same_values(self._obs[index], last_obs[index]):
                 failures.setdefault(index, "replaying its actions led to another observation")
