@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, Space
 from gymnasium.utils import seeding
 
 MAX_SPEED = 8.0
@@ -12,13 +12,13 @@ MAX_SPEED = 8.0
 class BatchedPendulum:
     """Gymnasium's Pendulum-v1 for many envs at once; it knows no time limit."""
 
-    single_observation_space = Box(np.array([-1, -1, -8], np.float32), np.array([1, 1, 8], np.float32))
-    single_action_space = Box(-2.0, 2.0, (1,), np.float32)
+    single_observation_space: Space[Any] = Box(np.array([-1, -1, -8], np.float32), np.array([1, 1, 8], np.float32))
+    single_action_space: Space[Any] = Box(-2.0, 2.0, (1,), np.float32)
 
     def __init__(self, num_envs: int, g: float = 10.0) -> None:
         self.num_envs, self._gravity = num_envs, g
         self._angles, self._speeds = np.zeros(num_envs), np.zeros(num_envs)
-        self._shown = np.zeros((num_envs, 3), np.float32)  # the same memory at every step
+        self._shown: Any = np.zeros((num_envs, 3), np.float32)  # the same memory at every step
 
     def reset(self, *, seed: list[int | None], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         for index in np.flatnonzero(options["reset_mask"]):
@@ -65,7 +65,7 @@ class ForgetfulPendulum(BatchedPendulum):
 
 
 class OtherSpaces(BatchedPendulum):
-    single_action_space = Discrete(2)  # type: ignore[assignment]  # wrong on purpose
+    single_action_space = Discrete(2)  # wrong on purpose
 
 
 def fails(num_envs: int) -> BatchedPendulum:

@@ -1,5 +1,6 @@
 """Native vector envs take the steps of the others, to the last bit; `auto` takes the kind that is fastest here."""
 
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from chaos import result_of as outcome
 from conftest import MakeConfig
+from sample_vector_envs import BatchedPendulum
 from test_envs import run_steps
 from test_exact_resume import SignalAt, train
 
@@ -265,6 +267,57 @@ def test_a_batched_env_that_does_not_fit_is_refused_in_one_line(
 ) -> None:
     with pytest.raises((ConfigError, EnvironmentSetupError), match=message):
         make_vector_env(make_config(vectorization=f"sample_vector_envs:{name}", **PENDULUM))
+
+
+def altered_pendulum(position: int, value: Any) -> BatchedVectorEnv:
+    """Four batched envs that return `value` at one position of the result of every step."""
+
+    class Altered(BatchedPendulum):
+        def step(self, actions: Any) -> Any:
+            result = super().step(actions)
+            return *result[:position], value, *result[position + 1 :]
+
+    return BatchedVectorEnv(Altered(4), 7, max_episode_steps=30)
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "problem"),
+    [
+        (0, np.zeros((4, 2)), "observations of shape (4, 2), expected (4, 3)"),
+        (0, np.zeros((3, 3)), "observations of shape (3, 3), expected (4, 3)"),
+        (0, np.zeros((4, 3), np.complex64), "observations of type complex64, expected float32"),
+        (0, [[0.0], [0.0, 0.0]], "observations that are not an array: ValueError: setting an array element"),
+        (1, np.zeros((4, 1)), "rewards of shape (4, 1), expected (4,)"),
+        (1, np.zeros(1), "rewards of shape (1,), expected (4,)"),
+        (2, np.zeros((4, 1), np.bool_), "terminated of shape (4, 1), expected (4,)"),
+        (3, False, "truncated of shape (), expected (4,)"),
+    ],
+)
+def test_a_step_of_a_batched_env_with_a_wrong_shape_is_refused_in_one_line(
+    position: int, value: Any, problem: str
+) -> None:
+    envs = altered_pendulum(position, value)
+    envs.reset()
+    with pytest.raises(EnvironmentStepError, match=f"^test_vec.*Altered: step returned {re.escape(problem)}") as caught:
+        envs.step(np.zeros((4, 1), np.float32))
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is None  # the command line shows causes as tracebacks
+
+
+def test_a_reset_of_a_batched_env_with_a_wrong_shape_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BatchedPendulum, "_show", lambda self: np.zeros((4, 2)))
+    message = "sample_vector_envs:BatchedPendulum: reset returned observations of shape (4, 2), expected (4, 3)"
+    with pytest.raises(EnvironmentStepError, match=f"^{re.escape(message)}$"):
+        BatchedVectorEnv(BatchedPendulum(4), 7).reset()
+
+
+@pytest.mark.parametrize(("position", "value"), [(1, [1, 2, 3, 4]), (2, [True, False] * 2), (3, [0, 1, 0, 1])])
+def test_a_batched_env_may_return_lists(position: int, value: Any) -> None:
+    envs = altered_pendulum(position, value)
+    envs.reset()
+    arrays: list[Any] = list(envs.step(np.zeros((4, 1), np.float32))[:4])
+    assert arrays[position].tolist() == value
+    assert [array.dtype for array in arrays] == [np.float32, np.float64, np.bool_, np.bool_]
 
 
 def test_a_batched_env_may_not_be_changed_on_resume(make_config: MakeConfig) -> None:

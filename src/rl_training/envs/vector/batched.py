@@ -7,12 +7,12 @@ import numpy as np
 from gymnasium import Env
 
 from rl_training.envs.changes import Answer, ChangeLog, PendingChanges
-from rl_training.envs.episodes import Array, BoolArray, EpisodeTracker, ResetResult, Seeds, StepResult
+from rl_training.envs.episodes import Array, BoolArray, DoubleArray, EpisodeTracker, ResetResult, Seeds, StepResult
 from rl_training.envs.guard import ENV_FAILURES, RESET_PATIENCE, STEP_PATIENCE, EnvCalls
 from rl_training.envs.restore import same_values, why_not_restorable
 from rl_training.envs.samples import RunningEpisode
 from rl_training.envs.vector.protocol import BatchedEnv, Restoration
-from rl_training.errors import EnvironmentStepError
+from rl_training.errors import EnvironmentStepError, describe_error
 
 
 class BatchedVectorEnv:
@@ -31,6 +31,8 @@ class BatchedVectorEnv:
         self._calls = EnvCalls()
         self.calls = [self._calls]
         self._obs: Any = None
+        self._numbers_shape = (self.num_envs,)  # of rewards, terminated and truncated
+        self._obs_shape = (self.num_envs, *(self.single_observation_space.shape or ()))
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start the next episode of every env that `options["reset_mask"]` names, or of all."""
@@ -63,23 +65,42 @@ class BatchedVectorEnv:
         finally:
             calls.end()
         calls.patience = STEP_PATIENCE
+        obs, rewards, terminated, truncated = self._to_arrays(obs, rewards, terminated, truncated)
         if self._max_episode_steps is not None:
             truncated = truncated | (self.tracker.lengths + 1 >= self._max_episode_steps)
-        # Only observations are used after the next step, when the env may have written over its arrays.
-        numbers = np.asarray(rewards, np.float64), np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
-        result = self.tracker.finish_step(
-            taken, (self._copy_obs("step returned observations", obs), *numbers, dict(infos))
-        )
-        self._obs = result[0]
+        result = self.tracker.finish_step(taken, (obs, rewards, terminated, truncated, dict(infos)))
+        self._obs = obs
         return result
+
+    def _to_arrays(
+        self, obs: Any, rewards: Any, terminated: Any, truncated: Any
+    ) -> tuple[Array, DoubleArray, BoolArray, BoolArray]:
+        """Convert the values of a step. Only observations are copied: nothing uses the others after the next step."""
+        return (
+            self._copy_obs("step returned observations", obs),
+            self._to_array("step returned rewards", rewards, np.float64, self._numbers_shape),
+            self._to_array("step returned terminated", terminated, np.bool_, self._numbers_shape),
+            self._to_array("step returned truncated", truncated, np.bool_, self._numbers_shape),
+        )
 
     def _copy_obs(self, returned: str, obs: Any) -> Array:
         """Copy observations in the dtype of their space, because the env may write over its arrays."""
-        given, dtype = np.asarray(obs), self.single_observation_space.dtype
+        given = self._to_array(returned, obs, None, self._obs_shape)
+        dtype = self.single_observation_space.dtype
         try:
             return given.astype(dtype, casting="same_kind")
         except TypeError:
             raise self._error(f"{returned} of type {given.dtype}, expected {dtype}") from None
+
+    def _to_array(self, returned: str, value: Any, dtype: Any, shape: tuple[int, ...]) -> Array:
+        """Convert a value that the env returned; refuse another shape. `returned` begins the message."""
+        try:
+            array: Array = np.asarray(value, dtype)
+        except (TypeError, ValueError) as error:
+            raise self._error(f"{returned} that are not an array: {describe_error(error)}") from None
+        if array.shape != shape:
+            raise self._error(f"{returned} of shape {array.shape}, expected {shape}")
+        return array
 
     def _error(self, problem: str) -> EnvironmentStepError:
         kind = type(self._env)
@@ -130,16 +151,16 @@ class BatchedVectorEnv:
             if remaining == 0:
                 break
             actions = _actions_at(remaining, episodes, self.num_envs)
-            obs, rewards, terminated, truncated, _ = self._env.step(actions)
-            ended = np.asarray(terminated | truncated)
-            returns[~waits] += np.asarray(rewards, np.float64)[~waits]
+            obs, rewards, terminated, truncated = self._to_arrays(*self._env.step(actions)[:4])
+            ended = terminated | truncated
+            returns[~waits] += rewards[~waits]
             for index in np.flatnonzero(ended & ~waits).tolist():
                 step = lengths[index] - remaining + 1
                 failures.setdefault(index, f"the replayed episode ended with step {step} of {lengths[index]}")
             if ended.any():  # so that no env is stepped beyond its end
                 obs = self._begin(ended, seeds)
             remaining -= 1
-        self._obs = self._copy_obs("step returned observations", obs)
+        self._obs = obs
         for index, episode in episodes.items():
             if not same_values(self._obs[index], last_obs[index]):
                 failures.setdefault(index, "replaying its actions led to another observation")
@@ -158,7 +179,8 @@ class BatchedVectorEnv:
 
     def _begin(self, mask: BoolArray, seeds: list[int | None]) -> Any:
         chosen = [seed if begins else None for seed, begins in zip(seeds, mask, strict=True)]
-        return self._env.reset(seed=chosen, options={"reset_mask": mask})[0]
+        obs, _ = self._env.reset(seed=chosen, options={"reset_mask": mask})
+        return self._copy_obs("reset returned observations", obs)
 
     def close(self) -> None:
         """Close the envs."""
