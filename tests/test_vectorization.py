@@ -269,6 +269,20 @@ def test_a_batched_env_that_does_not_fit_is_refused_in_one_line(
         make_vector_env(make_config(vectorization=f"sample_vector_envs:{name}", **PENDULUM))
 
 
+def test_a_batched_env_gets_seeds_only_for_the_envs_that_are_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[int | None]] = []
+
+    def reset(self: Any, *, seed: list[int | None], options: dict[str, Any]) -> Any:
+        given.append(seed)
+        return np.zeros((3, 3)), {}
+
+    monkeypatch.setattr(BatchedPendulum, "reset", reset)
+    envs = BatchedVectorEnv(BatchedPendulum(3), 7)
+    envs.reset()
+    envs.reset(options={"reset_mask": np.array([False, True, False])})
+    assert [[seed is None for seed in seeds] for seeds in given] == [[False] * 3, [True, False, True]]
+
+
 def altered_pendulum(position: int, value: Any) -> BatchedVectorEnv:
     """Four batched envs that return `value` at one position of the result of every step."""
 
