@@ -49,54 +49,33 @@ class StackedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._stack, reward, terminated, truncated, info
 
 
-class PackedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Shows observations as rows and takes actions as arrays, whatever the spaces of the env."""
+class ActionMasks:
+    """Reads the masks of an env's legal actions, and refuses those that do not fit its actions."""
 
-    def __init__(self, env: AnyEnv, action_mask: str = "off") -> None:
-        """`action_mask` says where the mask comes from, as the config field of that name does."""
-        super().__init__(env)
-        self._mask_size = 0 if action_mask in ("off", "auto") else count_choices(env.action_space)
+    def __init__(self, env: AnyEnv, source: str) -> None:
+        """`source` says where the masks come from, as the config field `action_mask` does."""
+        self.size = count_choices(env.action_space)
+        self.entry = source.removeprefix(OBSERVED) if source.startswith(OBSERVED) else None
         self._choices = choices_of_actions(env.action_space)
-        self._mask_entry = action_mask.removeprefix(OBSERVED) if action_mask.startswith(OBSERVED) else None
-        self._mask_method = find_mask_method(env) if action_mask == "method" else None
-        self._check_source(action_mask)
-        self._rows = PackedObservations(env.observation_space, self._mask_size, without=self._mask_entry)
-        self.observation_space = self._rows
-        self._actions = PackedActions(env.action_space) if is_nested(env.action_space) else None
-        if self._actions is not None:
-            self.action_space = self._actions
+        self._method = find_mask_method(env) if source == "method" else None
+        self._check_source(source, env.observation_space)
 
-    def _check_source(self, action_mask: str) -> None:
+    def _check_source(self, source: str, space: spaces.Space[Any]) -> None:
         """Refuse a source of masks that the env does not have; info is only known once the env is reset."""
-        space, name = self.env.observation_space, self._mask_entry
-        if action_mask == "method" and self._mask_method is None:
+        if source == "method" and self._method is None:
             raise EnvironmentSetupError(f"action_mask: method needs an env with a method {MASK_METHOD}()")
-        if name is not None and not (isinstance(space, spaces.Dict) and name in space.spaces):
-            raise EnvironmentSetupError(f"action_mask: {action_mask} needs a Dict observation with an entry '{name}'")
+        if self.entry is not None and not (isinstance(space, spaces.Dict) and self.entry in space.spaces):
+            raise EnvironmentSetupError(f"action_mask: {source} needs a Dict observation with an entry '{self.entry}'")
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        obs, info = self.env.reset(seed=seed, options=options)
-        return self._pack(obs, info, ended=False)
+    def read(self, obs: Any, info: dict[str, Any], *, terminated: bool) -> Array:
+        """Return the mask after a reset or a step, [choice]."""
+        return read_mask(self._current(obs, info), self._choices, may_be_empty=terminated)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take one step."""
-        given = action if self._actions is None else self._actions.unpack(action)
-        obs, reward, terminated, truncated, info = self.env.step(given)
-        row, info = self._pack(obs, info, ended=bool(terminated))
-        return row, reward, terminated, truncated, info
-
-    def _pack(self, obs: Any, info: dict[str, Any], *, ended: bool) -> tuple[Array, dict[str, Any]]:
-        if not self._mask_size:
-            return self._rows.pack(obs), info
-        mask = read_mask(self._current_mask(obs, info), self._choices, may_be_empty=ended)
-        return self._rows.pack(obs, mask), {key: value for key, value in info.items() if key != MASK_NAME}
-
-    def _current_mask(self, obs: Any, info: dict[str, Any]) -> Any:
-        if self._mask_entry is not None:
-            return obs[self._mask_entry]
-        if self._mask_method is not None:
-            return self._mask_method()
+    def _current(self, obs: Any, info: dict[str, Any]) -> Any:
+        if self.entry is not None:
+            return obs[self.entry]
+        if self._method is not None:
+            return self._method()
         if MASK_NAME not in info:
             raise ObservationError(f'info has no "{MASK_NAME}"; set action_mask: off to do without masks')
         return info[MASK_NAME]
@@ -116,6 +95,40 @@ def read_mask(given: Any, choices: Sequence[int], *, may_be_empty: bool = False)
         if not mask[end - size : end].any():
             raise ObservationError("the action mask allows no action")
     return mask
+
+
+class PackedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Shows observations as rows and takes actions as arrays, whatever the spaces of the env."""
+
+    def __init__(self, env: AnyEnv, action_mask: str = "off") -> None:
+        """`action_mask` says where the mask comes from, as the config field of that name does."""
+        super().__init__(env)
+        masks = None if action_mask in ("off", "auto") else ActionMasks(env, action_mask)
+        self._masks = masks
+        size, entry = (masks.size, masks.entry) if masks else (0, None)
+        self._rows = PackedObservations(env.observation_space, size, without=entry)
+        self.observation_space = self._rows
+        self._actions = PackedActions(env.action_space) if is_nested(env.action_space) else None
+        if self._actions is not None:
+            self.action_space = self._actions
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._pack(obs, info, terminated=False)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take one step."""
+        given = action if self._actions is None else self._actions.unpack(action)
+        obs, reward, terminated, truncated, info = self.env.step(given)
+        row, info = self._pack(obs, info, terminated=bool(terminated))
+        return row, reward, terminated, truncated, info
+
+    def _pack(self, obs: Any, info: dict[str, Any], *, terminated: bool) -> tuple[Array, dict[str, Any]]:
+        if self._masks is None:
+            return self._rows.pack(obs), info
+        mask = self._masks.read(obs, info, terminated=terminated)
+        return self._rows.pack(obs, mask), {key: value for key, value in info.items() if key != MASK_NAME}
 
 
 def is_nested(space: spaces.Space[Any]) -> bool:
@@ -173,7 +186,11 @@ def make_legal(action: Any, obs: Array, observation_space: spaces.Space[Any], ac
     """Return a random action unchanged if the mask in a packed observation allows it, else a legal one in its place."""
     if not isinstance(observation_space, PackedObservations) or observation_space.mask is None:
         return action
-    mask = observation_space.read(obs[None], observation_space.mask)[0]
+    return legal_action(action, observation_space.read(obs[None], observation_space.mask)[0], action_space)
+
+
+def legal_action(action: Any, mask: Array, action_space: spaces.Space[Any]) -> Any:
+    """Return an action unchanged if a mask [choice] allows it, else a legal one in its place."""
     numbers, end = np.ravel(action - np.asarray(getattr(action_space, "start", 0))), 0
     for index, choices in enumerate(choices_of_actions(action_space)):
         legal = np.flatnonzero(mask[end : end + choices])
