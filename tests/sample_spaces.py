@@ -100,6 +100,36 @@ class MaskMethodEnv(MaskedEnv):
         return self.legal()
 
 
+class BrokenMaskEnv(MaskedEnv):
+    """A mask in info that is too short or missing from the second step on."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self._fault = fault
+
+    def _info(self) -> dict[str, Any]:
+        if self._steps < 2:
+            return super()._info()
+        return {"action_mask": self.legal()[:3]} if self._fault == "short" else {}
+
+
+class ShortMaskEnv(MaskedEnv):
+    """A mask that is too short from the first reset on."""
+
+    def _info(self) -> dict[str, Any]:
+        return {"action_mask": self.legal()[:3]}
+
+
+class LateMaskEnv(MaskedEnv):
+    """A mask that is given after steps, but not after a reset; every action is legal."""
+
+    def legal(self) -> Any:
+        return np.ones(4, np.int8)
+
+    def _info(self) -> dict[str, Any]:
+        return super()._info() if self._steps else {}
+
+
 class NestedActionEnv(Env[Any, Any]):
     """Each part of the action has a target that the observation shows."""
 

@@ -35,6 +35,18 @@ class DialsEnv(GuessEnv):
     right: ClassVar = {-1.0: [0, 2, 6], 1.0: [1, -1, 5]}
 
 
+class MaskedDialsEnv(DialsEnv):
+    """The same dials, whose last positions are illegal."""
+
+    def action_masks(self) -> Any:
+        return np.array([1, 0, 1, 1, 1, 0, 0, 1, 1], np.int8)
+
+    def step(self, action: Any) -> Step:
+        if action[0] == 1 or action[1] == 2 or action[2] == 5:
+            raise ValueError(f"{action!r} is illegal")
+        return super().step(action)
+
+
 class SwitchesEnv(GuessEnv):
     """A panel of two by two switches."""
 

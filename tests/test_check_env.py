@@ -304,3 +304,57 @@ def test_exact_resume_is_checked_in_nested_and_masked_envs_too(name: str) -> Non
     assert finding == Finding(
         "exact resume", "ok", "a fresh env continues bit for bit, by replaying the actions of its episode"
     )
+
+
+@pytest.mark.parametrize(
+    ("env_id", "env_kwargs", "place", "entries"),
+    [
+        ("sample_spaces:MaskedEnv", {}, 'info["action_mask"]', 4),
+        ("sample_spaces:MaskMethodEnv", {}, "action_masks()", 4),
+        ("sample_spaces:MaskedEnv", {"source": "observation"}, 'observation["action_mask"]', 4),
+        ("sample_spaces_envs:MaskedDialsEnv", {}, "action_masks()", 9),
+    ],
+)
+def test_an_env_that_refuses_illegal_actions_is_played_with_legal_ones(
+    env_id: str, env_kwargs: dict[str, Any], place: str, entries: int
+) -> None:
+    report = check(env_id, **env_kwargs)
+    assert flagged(report) == {}
+    expected = f"{place} gives a mask with {entries} entries, and only legal actions were played"
+    assert by_name(report)["action mask"] == Finding("action mask", "ok", expected)
+    assert report.exact_resume.startswith("will hold")
+
+
+def test_a_mask_in_the_observation_is_not_what_a_network_sees() -> None:
+    found = by_name(check("sample_spaces:MaskedEnv", source="observation"))["spaces"].found
+    assert found.endswith("a network sees cell: 1 numbers; it chooses one of 4")
+
+
+@pytest.mark.parametrize(
+    ("name", "env_kwargs", "found"),
+    [
+        ("ShortMaskEnv", {}, "the action mask has 3 entries, the actions have 4"),
+        ("BrokenMaskEnv", {"fault": "short"}, "step 2: the action mask has 3 entries, the actions have 4"),
+        ("BrokenMaskEnv", {"fault": "missing"}, 'step 2: info has no "action_mask"'),
+        ("MaskedEnv", {"no_action_at": 2}, "step 2: the action mask allows no action"),
+        ("LateMaskEnv", {}, 'step 1: info has "action_mask" now, but not after reset(seed=0)'),
+    ],
+)
+def test_a_broken_mask_is_reported_once_and_by_its_own_row(name: str, env_kwargs: dict[str, Any], found: str) -> None:
+    report = check(f"sample_spaces:{name}", **env_kwargs)
+    assert flagged(report) == {"action mask": "problem"}
+    finding = by_name(report)["action mask"]
+    assert found in finding.found
+    assert finding.remedy == "give one entry per choice, at least one of them 1, after every reset and step"
+    assert report.exact_resume.startswith("not checked")
+
+
+def test_a_mask_of_continuous_actions_is_no_problem() -> None:
+    report = check("sample_spaces:MaskedBoxEnv")
+    assert flagged(report) == {"action mask": "warning"}
+    assert "which is not used" in by_name(report)["action mask"].found
+    assert report.exact_resume.startswith("will hold")
+
+
+def test_an_env_without_a_mask_has_no_row_for_it() -> None:
+    assert "action mask" not in by_name(check("CartPole-v1"))

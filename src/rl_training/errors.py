@@ -52,6 +52,10 @@ class ObservationError(RLTrainingError, ValueError):
     """An observation or action mask that an environment should not give."""
 
 
+class ActionMaskError(ObservationError):
+    """A mask of legal actions that is missing, has the wrong size or allows no action."""
+
+
 class NonFiniteUpdateError(RLTrainingError, ArithmeticError):
     """A gradient step whose loss or gradient is not finite; the weights stay as they were before the step."""
 

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_training.envs.layers import AnyEnv, layers_of
-from rl_training.errors import EnvironmentSetupError, ObservationError
+from rl_training.errors import ActionMaskError, EnvironmentSetupError
 from rl_training.packing import (
     MASK_NAME,
     Array,
@@ -77,7 +77,7 @@ class ActionMasks:
         if self._method is not None:
             return self._method()
         if MASK_NAME not in info:
-            raise ObservationError(f'info has no "{MASK_NAME}"; set action_mask: off to do without masks')
+            raise ActionMaskError(f'info has no "{MASK_NAME}"; set action_mask: off to do without masks')
         return info[MASK_NAME]
 
 
@@ -88,12 +88,12 @@ def read_mask(given: Any, choices: Sequence[int], *, may_be_empty: bool = False)
     """
     mask = np.asarray(given, np.bool_).ravel()
     if mask.size != sum(choices):
-        raise ObservationError(f"the action mask has {mask.size} entries, the actions have {sum(choices)}")
+        raise ActionMaskError(f"the action mask has {mask.size} entries, the actions have {sum(choices)}")
     end = 0
     for size in () if may_be_empty else choices:
         end += size
         if not mask[end - size : end].any():
-            raise ObservationError("the action mask allows no action")
+            raise ActionMaskError("the action mask allows no action")
     return mask
 
 
@@ -191,10 +191,13 @@ def make_legal(action: Any, obs: Array, observation_space: spaces.Space[Any], ac
 
 def legal_action(action: Any, mask: Array, action_space: spaces.Space[Any]) -> Any:
     """Return an action unchanged if a mask [choice] allows it, else a legal one in its place."""
-    numbers, end = np.ravel(action - np.asarray(getattr(action_space, "start", 0))), 0
+    given = np.ravel(action - np.asarray(getattr(action_space, "start", 0)))
+    numbers, end = given.copy(), 0
     for index, choices in enumerate(choices_of_actions(action_space)):
         legal = np.flatnonzero(mask[end : end + choices])
         if numbers[index] not in legal:
             numbers[index] = legal[numbers[index] % len(legal)]
         end += choices
+    if np.array_equal(numbers, given):
+        return action
     return numbers.reshape(np.shape(action)) + np.asarray(getattr(action_space, "start", 0))

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rl_training.envs.checks.findings import Finding, Subject, random_actions
+from rl_training.envs.checks.findings import Finding, LegalActions, Subject, random_actions
 from rl_training.envs.checks.recording import obs_fault, reward_fault
-from rl_training.envs.layers import AnyEnv
-from rl_training.errors import describe_error
+from rl_training.errors import ActionMaskError, describe_error
 
 _MAX_ACTIONS = 200  # tried from a Discrete space; a Box gets two per dimension, up to this number
 _NUM_REPEATS = 5  # steps for which an action is repeated
@@ -27,7 +26,8 @@ def check_bounds(subject: Subject) -> Finding:
             if fault:
                 text = f"action {np.asarray(action).tolist()}: {fault}"
                 return Finding("action bounds", "problem", text, "accept every action of the declared space")
-    return Finding("action bounds", "ok", f"{len(actions)} actions at the bounds of the space are accepted")
+    where = " while the mask allows them" if env.masks else ""
+    return Finding("action bounds", "ok", f"{len(actions)} actions at the bounds of the space are accepted{where}")
 
 
 def _edge_actions(space: spaces.Space[Any], seed: int) -> Iterator[Any]:
@@ -54,17 +54,21 @@ def _box_edges(space: spaces.Box, inside: Any) -> Iterator[Any]:
             yield action
 
 
-def _repeat_action(env: AnyEnv, action: Any, seed: int) -> str | None:
-    """Repeat an action and return what went wrong; none if nothing did."""
+def _repeat_action(env: LegalActions, action: Any, seed: int) -> str | None:
+    """Repeat an action while it is legal, and return what went wrong; none if nothing did."""
     try:
         env.reset(seed=seed)
         for _ in range(_NUM_REPEATS):
+            if env.legal(action) is not action:
+                break
             obs, reward, terminated, truncated, _ = env.step(deepcopy(action))
             fault = obs_fault(env.observation_space, obs) or reward_fault(reward)
             if fault and fault.status == "problem":
                 return fault.found
             if terminated or truncated:
                 break
+    except ActionMaskError:
+        raise
     except Exception as error:  # an env may raise anything; the finding names the action
         return describe_error(error)
     return None

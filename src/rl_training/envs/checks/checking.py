@@ -48,12 +48,16 @@ def check_environment(subject: Subject) -> EnvReport:
             findings.append(run_check(name, check, subject))
             if findings[-1].status == "problem":  # every later check would report the same problem
                 return EnvReport(subject, findings, None)
+        recording = record(subject)
+        if mask_fault := recording.notes.get(("action mask", "problem")):
+            return EnvReport(subject, [*findings, mask_fault], None)
         findings.append(run_check("api", contract.check_api, subject))
         findings.append(run_check("spaces", contract.check_spaces, subject))
         trainable = findings[-1].status != "problem"
-        recording = record(subject)
         findings += _check_recording(recording, time_limit)
         findings += _check_behaviour(subject, trainable=trainable)
+        if subject.mask_source != "off" and all(each.check != "action mask" for each in findings):
+            findings.append(run_check("action mask", contract.check_mask, subject))
     findings += [_check_warnings(caught), values.check_speed(recording)]
     speed = recording.steps / recording.step_seconds if recording.step_seconds else None
     return EnvReport(subject, findings, speed)

@@ -11,11 +11,18 @@ from gymnasium import Wrapper, spaces
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from rl_training.envs.checks.findings import Finding, Subject, random_actions
+from rl_training.envs.checks.findings import Finding, LegalActions, Subject, random_actions
 from rl_training.envs.checks.recording import obs_fault
-from rl_training.envs.layers import AnyEnv
-from rl_training.errors import EnvironmentSetupError, describe_error
-from rl_training.packing import LEAF_SPACES, PackedObservations, describe_actions, describe_observations, nested_spaces
+from rl_training.envs.packed import MASK_METHOD, OBSERVED
+from rl_training.errors import ActionMaskError, EnvironmentSetupError, describe_error
+from rl_training.packing import (
+    LEAF_SPACES,
+    MASK_NAME,
+    PackedObservations,
+    describe_actions,
+    describe_observations,
+    nested_spaces,
+)
 
 # Advice that does not apply here: actions are scaled to their bounds, and the bounds of observations are not used.
 # `check_spaces` reports actions without bounds, and the wrapper around the env is `_CopyingWrapper`.
@@ -23,18 +30,19 @@ _IRRELEVANT = ("value is -infinity", "value is infinity", "symmetric and normali
 _MAX_MESSAGE_LENGTH = 160  # characters
 
 
-def without_make_wrappers(env: AnyEnv) -> AnyEnv:
+def without_make_wrappers(env: LegalActions) -> LegalActions:
     """Return the environment without the wrappers that `gymnasium.make` adds."""
-    while isinstance(env, (OrderEnforcing, TimeLimit)):
-        env = env.env
-    return env
+    inner = env.env
+    while isinstance(inner, (OrderEnforcing, TimeLimit)):
+        inner = inner.env
+    return LegalActions(inner, env.source)
 
 
 def check_reset(subject: Subject) -> Finding:
     """Check that `reset(seed=...)` returns an observation of the space and a dict."""
     remedy = "reset(self, *, seed=None, options=None) must return (obs, info)"
     with closing(subject.make()) as env:
-        result: Any = without_make_wrappers(env).reset(seed=subject.first_seed)
+        result: Any = without_make_wrappers(env).env.reset(seed=subject.first_seed)
         if not isinstance(result, tuple) or len(result) != 2:
             return Finding("reset", "problem", f"returned {_describe_type(result)}, not (obs, info)", remedy)
         obs, info = result
@@ -52,7 +60,8 @@ def check_step(subject: Subject) -> Finding:
     with closing(subject.make()) as env:
         env = without_make_wrappers(env)
         env.reset(seed=subject.first_seed)
-        result: Any = env.step(next(random_actions(env.action_space, subject.seed, "contract")))
+        action = next(random_actions(env.action_space, subject.seed, "contract"))
+        result: Any = env.env.step(env.legal(action))
     if not isinstance(result, tuple) or len(result) != 5:
         return Finding("step", "problem", f"returned {_describe_type(result)}, not five values", remedy)
     if not isinstance(result[4], dict):
@@ -99,6 +108,8 @@ def check_api(subject: Subject) -> Finding:
         env.reset(seed=subject.first_seed)
         try:
             check_env(_CopyingWrapper(without_make_wrappers(env)), skip_render_check=True, skip_close_check=True)
+        except ActionMaskError:
+            raise
         except Exception as error:
             text = _compact(str(error) if isinstance(error, AssertionError) else describe_error(error))
             if "truncates after 1 step" not in text:  # unusual, but harmless here
@@ -144,10 +155,18 @@ def _unsupported_parts(observation_space: spaces.Space[Any], action_space: space
     ]
 
 
+def _seen_space(env: LegalActions) -> spaces.Space[Any]:
+    """Return the observation space without the mask, which no network sees."""
+    space = env.observation_space
+    if env.masks is None or env.masks.entry is None or not isinstance(space, spaces.Dict):
+        return space
+    return spaces.Dict({key: inner for key, inner in space.spaces.items() if key != env.masks.entry})
+
+
 def check_spaces(subject: Subject) -> Finding:
     """Report which algorithms can train with these spaces."""
     with closing(subject.make()) as env:
-        observation_space, action_space = env.observation_space, env.action_space
+        observation_space, action_space = _seen_space(env), env.action_space
     kinds = f"{type(observation_space).__name__} observations, {type(action_space).__name__} actions"
     algorithms = trainable_by(observation_space, action_space)
     if not algorithms:
@@ -167,3 +186,19 @@ def check_spaces(subject: Subject) -> Finding:
         )
     trainable = f"trainable with {' and '.join(algorithms)}; {described}"
     return Finding("spaces", "ok", f"{kinds}: {trainable}")
+
+
+def check_mask(subject: Subject) -> Finding:
+    """Report where the mask of legal actions comes from; an env without a mask has no such check."""
+    observed = f"{OBSERVED}{MASK_NAME}"
+    places = {"info": f'info["{MASK_NAME}"]', "method": f"{MASK_METHOD}()", observed: f'observation["{MASK_NAME}"]'}
+    with closing(subject.make()) as env:
+        place, masks = places[env.source], env.masks
+    if masks is None:
+        text = (
+            f"{place} gives a mask, which is not used: algorithms use masks only for Discrete and MultiDiscrete "
+            "actions, not for continuous ones"
+        )
+        return Finding("action mask", "warning", text, "set action_mask: off")
+    text = f"{place} gives a mask with {masks.size} entries, and only legal actions were played"
+    return Finding("action mask", "ok", text)

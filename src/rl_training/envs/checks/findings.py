@@ -1,15 +1,20 @@
 """The input and output of environment checks, and the random actions that they try."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
-from gymnasium import spaces
+from gymnasium import Wrapper, spaces
 
 from rl_training.envs.layers import AnyEnv
 from rl_training.envs.making import make_raw_env, make_single_env
-from rl_training.errors import describe_error
+from rl_training.envs.packed import ActionMasks, choices_of_actions, find_mask, legal_action
+from rl_training.errors import ActionMaskError, describe_error
+from rl_training.packing import MASK_NAME, Array
 from rl_training.plugins import Entry
 from rl_training.streams import derive_seed
 
@@ -26,6 +31,45 @@ class Finding:
     status: Status
     found: str
     remedy: str = ""
+
+
+class LegalActions(Wrapper[Any, Any, Any, Any]):
+    """Takes a legal action in place of an illegal one; an env without a mask gets every action as it is."""
+
+    def __init__(self, env: AnyEnv, source: str) -> None:
+        """`source` says where the mask comes from, as the config field `action_mask` does."""
+        super().__init__(env)
+        self.source = source
+        usable = source != "off" and choices_of_actions(env.action_space)
+        self.masks = ActionMasks(env, source) if usable else None
+        """None if there is no mask, or if actions of this space cannot be masked."""
+        self._mask: Array | None = None
+
+    def legal(self, action: Any) -> Any:
+        """Return the action if it is legal now, else a legal one."""
+        return action if self._mask is None else legal_action(action, self._mask, self.action_space)
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; `check_api` reports an env that does not take all arguments of `reset`."""
+        obs, info = self.env.reset(**arguments)
+        self._read(obs, info, terminated=False)
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take one step, with a legal action."""
+        obs, reward, terminated, truncated, info = self.env.step(self.legal(action))
+        self._read(obs, info, terminated=terminated)
+        return obs, reward, terminated, truncated, info
+
+    def _read(self, obs: Any, info: dict[str, Any], *, terminated: bool) -> None:
+        unexpected = self.source == "off" and isinstance(info, dict) and MASK_NAME in info
+        if self.masks is not None:
+            self._mask = self.masks.read(obs, info, terminated=bool(terminated))
+        elif unexpected and choices_of_actions(self.action_space):
+            raise ActionMaskError(
+                f'info has "{MASK_NAME}" now, but not after reset(seed=0), where training looks for it: '
+                "training would not use it"
+            )
 
 
 @dataclass(frozen=True)
@@ -48,9 +92,21 @@ class Subject:
         """The seed of a single episode, small enough for every simulator."""
         return derive_seed(self.seed, "check_env/first")
 
-    def make(self) -> AnyEnv:
+    @cached_property
+    def mask_source(self) -> str:
+        """Where the env gives the mask of its legal actions, as `action_mask: auto` finds it; `off` if nowhere."""
+        env = make_raw_env(self.env_id, self.env_kwargs, self.wrappers)
+        try:
+            with warnings.catch_warnings(), closing(env):
+                warnings.simplefilter("ignore")  # the checks report them
+                return find_mask(env)
+        except Exception:  # an env that cannot be reset or closed is reported by the checks
+            return "off"
+
+    def make(self) -> LegalActions:
         """Make a fresh env; the caller closes it."""
-        return make_raw_env(self.env_id, self.env_kwargs, self.wrappers)
+        source = self.mask_source
+        return LegalActions(make_raw_env(self.env_id, self.env_kwargs, self.wrappers), source)
 
     def make_for_training(self, action_mask: str) -> AnyEnv:
         """Make a fresh env whose observations and actions are arrays, as training does; the caller closes it."""
@@ -64,8 +120,16 @@ def run_check(name: str, check: Check, subject: Subject) -> Finding:
     """Return the finding of `check`; an exception is reported as a problem."""
     try:
         return check(subject)
+    except ActionMaskError as error:
+        return mask_problem(error)
     except Exception as error:  # an env may raise anything
         return Finding(name, "problem", describe_error(error), "make sure that the environment does not raise here")
+
+
+def mask_problem(error: ActionMaskError) -> Finding:
+    """Return the finding for a mask that training would refuse."""
+    remedy = "give one entry per choice, at least one of them 1, after every reset and step"
+    return Finding("action mask", "problem", str(error), remedy)
 
 
 def random_actions(space: spaces.Space[Any], seed: int, purpose: str) -> Iterator[Any]:

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from rl_training.envs.checks.findings import Finding, Status, Subject, random_actions
+from rl_training.envs.checks.findings import Finding, Status, Subject, mask_problem, random_actions
 from rl_training.envs.layers import AnyEnv
 from rl_training.envs.restore import same_values
-from rl_training.errors import describe_error
+from rl_training.errors import ActionMaskError, describe_error
 from rl_training.streams import derive_seed
 
 _NUM_WATCHED = 8  # newest observations that are checked for later changes: an env may cycle through a few buffers
@@ -65,6 +65,8 @@ def record(subject: Subject) -> Recording:
     try:
         with closing(subject.make()) as env:
             _Recorder(env, subject.seed, recording).play(subject.steps)
+    except ActionMaskError as error:
+        recording.note(mask_problem(error))
     except Exception as error:  # what was recorded before is still useful
         recording.failure = f"{recording.place}: {describe_error(error)}"
     return recording

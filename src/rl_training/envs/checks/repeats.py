@@ -15,7 +15,6 @@ import numpy as np
 
 from rl_training.envs.checks.findings import Finding, Subject, random_actions
 from rl_training.envs.layers import AnyEnv
-from rl_training.envs.packed import find_mask
 from rl_training.envs.replay_check import find_difference
 from rl_training.envs.restore import own_state, same_values
 from rl_training.envs.subprocesses import SubprocessError, call_in_process
@@ -160,7 +159,7 @@ def check_seeds_differ(subject: Subject) -> Finding:
 def check_resume(subject: Subject) -> Finding:
     """Check that a fresh env, restored to the middle of an episode, continues bit for bit like the original."""
     with closing(subject.make()) as env:
-        mask = find_mask(env)
+        mask = "off" if env.masks is None else env.source
     try:
         difference = find_difference(partial(subject.make_for_training, mask), (), subject.seed)
     except TimeoutError as error:
@@ -173,6 +172,8 @@ def check_resume(subject: Subject) -> Finding:
     with closing(subject.make()) as env:
         env.reset(seed=subject.first_seed)
         means = (
-            "by replaying the actions of its episode" if own_state(env) is None else "with the env's own get_state()"
+            "by replaying the actions of its episode"
+            if own_state(env.env) is None
+            else "with the env's own get_state()"
         )
     return Finding("exact resume", "ok", f"a fresh env continues bit for bit, {means}")
