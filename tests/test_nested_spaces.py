@@ -110,9 +110,11 @@ def test_a_mask_without_any_action_is_an_error_that_names_the_step(make_config: 
         train(config)
 
 
-def test_a_mask_that_an_algorithm_cannot_use_is_a_warning(make_config: MakeConfig) -> None:
-    config = make_config(algo="sac", env_id="sample_spaces:MaskedBox-v0", action_mask="auto")
-    with pytest.warns(UserWarning, match=r"MaskedBox-v0 gives a mask of legal actions \(info\), which sac cannot use"):
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_a_mask_that_an_algorithm_cannot_use_is_a_warning(make_config: MakeConfig, algo: str) -> None:
+    config = make_config(algo=algo, env_id="sample_spaces:MaskedBox-v0", action_mask="auto")
+    message = rf"MaskedBox-v0 gives a mask of legal actions \(info\), which {algo} cannot use"
+    with pytest.warns(UserWarning, match=message):
         train(config)
 
 

@@ -16,7 +16,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 from rl_training.envs.choosing import choose_vectorization, forks
 from rl_training.envs.layers import AnyEnv
 from rl_training.envs.making import first_line, make_raw_env, make_single_env, max_episode_steps
-from rl_training.envs.packed import find_mask
+from rl_training.envs.packed import choices_of_actions, find_mask
 from rl_training.envs.subprocesses import SubprocessError, call_in_process
 from rl_training.envs.vector.batched import BatchedVectorEnv, SingleOfBatch
 from rl_training.envs.vector.native import SeededCartPole
@@ -74,7 +74,8 @@ def resolve_action_mask(config: TrainConfig, *, usable: bool) -> tuple[TrainConf
     if found == "auto":
         try:
             look = partial(_find_mask, config)
-            found = call_in_process(look, _MASK_SECONDS) if forks() else look()
+            found, maskable = call_in_process(look, _MASK_SECONDS) if forks() else look()
+            usable = usable and maskable
         except SubprocessError as error:
             return unmasked, f"off: one env could not be searched for a mask of legal actions ({error})"
     if found == "off":
@@ -89,9 +90,10 @@ def resolve_action_mask(config: TrainConfig, *, usable: bool) -> tuple[TrainConf
     return config.model_copy(update={"action_mask": found}), reason
 
 
-def _find_mask(config: TrainConfig) -> str:
+def _find_mask(config: TrainConfig) -> tuple[str, bool]:
+    """Return where an env gives its mask, and whether its actions can be masked."""
     with closing(make_raw_env(config.env_id, config.env_kwargs, config.wrappers)) as env:
-        return find_mask(env)
+        return find_mask(env), bool(choices_of_actions(env.action_space))
 
 
 def make_vector_env(config: TrainConfig, envs: range | None = None) -> VectorEnv:
