@@ -161,7 +161,7 @@ def test_predictions_take_nested_observations_one_or_many(make_config: MakeConfi
     parts = {name: np.stack([obs["panel"][name] for obs in (first, second)]) for name in ("switch", "dials")}
     batch = {"panel": parts, "lamp": np.stack([first["lamp"], second["lamp"]]), "note": ["hello"] * 2}
     assert np.asarray(model.predict(batch)).tolist() == alone
-    with pytest.raises(ConfigError, match=r"an observation must be one of Dict.*part 'lamp'"):
+    with pytest.raises(ConfigError, match=r"^component \[0\] of part 'lamp' of the observation is nan$"):
         model.predict({**first, "lamp": np.full(2, np.nan, np.float32)})
     with pytest.raises(ConfigError, match=r"an observation must be one of Dict.*KeyError"):
         model.predict({"lamp": first["lamp"]})
