@@ -245,6 +245,22 @@ def test_a_cluster_that_is_not_there_is_named(make_config: MakeConfig, monkeypat
         train(make_config(collectors=2, collect_on="ray", ray_address="127.0.0.1:1"))
 
 
+def test_an_attempt_to_connect_after_a_failed_one_of_a_client_is_not_that_of_a_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray = import_ray()
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionAbortedError("the server could not start")
+
+    monkeypatch.setattr(ray.util.client.ray, "connect", refuse)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=r"there is no Ray cluster to connect to .*the server could not start"):
+            ray_connection.connect(f"ray://127.0.0.1:{port}")
+    assert not ray._private.client_mode_hook.is_client_mode_enabled
+
+
 def test_a_head_that_is_lost_while_it_is_asked_ends_the_wait_and_ray_is_not_shut_down_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -55,6 +55,7 @@ def _initialize(ray: Any, address: str) -> bool:
             warnings.simplefilter("ignore")  # advice about Ray's own future defaults
             ray.init(address=address, **options)
     except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError) as error:
+        ray.util.client.ray.disconnect()  # or Ray would act as a client in the next attempt, whatever the address
         raise ConfigError(
             f"ray_address={address!r}: there is no Ray cluster to connect to ({describe_error(error)}); start one with "
             f"'ray start --head', or use ray_address=local{_token_hint(address)}"
