@@ -26,11 +26,11 @@ says whether its receipt holds. Updates are compiled as in the receipt (last col
 column is empty.
 
 Returns are those of the final agent, not of the best one during training. It plays the given number of episodes per
-seed with the most likely actions. IQM is the interquartile mean over seeds, with its 95 % bootstrap interval. RL Zoo's
-results are single runs with their deviation over episodes. They use older versions of some environments (MuJoCo v3,
-LunarLander v2), so they are only a rough reference. A row is marked **below** if its interval does not reach RL Zoo's
-mean minus the deviation. Time is the median wall time over seeds, followed by the number of seeds that were trained at
-the same time.
+seed with the most likely actions, or with sampled ones if the preset has `eval_deterministic: false`. IQM is the
+interquartile mean over seeds, with its 95 % bootstrap interval. RL Zoo's results are single runs with their deviation
+over episodes. They use older versions of some environments (MuJoCo v3, LunarLander v2), so they are only a rough
+reference. A row is marked **below** if its interval does not reach RL Zoo's mean minus the deviation. Time is the
+median wall time over seeds, followed by the number of seeds that were trained at the same time.
 
 | preset | env steps | seeds | IQM | 95 % interval | every seed | RL Zoo (steps) | time, jobs | episodes | compile |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
