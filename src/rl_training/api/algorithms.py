@@ -86,7 +86,7 @@ class Algorithm:
     algo: ClassVar[str]
 
     def __init__(self, config: TrainConfig | None = None, *others: Any, env: Any = None, **options: Any) -> None:
-        """Create a model from a config, or for an environment as `for_env` does; there are no `others`."""
+        """Create a model from a config, or for an environment as `for_env` does; `others` are refused."""
         name = type(self).__name__
         if config is None and env is not None:
             config = self._config_for(env, options)
