@@ -265,7 +265,7 @@ def draw_chart(path: Path, report: Report) -> None:
     """Draw the ratio of each row and side to Stable-Baselines3, with the lowest and the highest round."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.0, 4.0), layout="constrained")
+    figure = Figure(figsize=(10.0, 4.0), layout="constrained")
     axes = figure.subplots()
     names = report.row_names()
     measured = {each.side for each in report.measurements}
