@@ -93,6 +93,7 @@ def test_what_cannot_be_copied_is_refused_with_what_to_give_instead(env: Any, me
         ((), {}),
         (("CartPole-v1",), {}),
         (("MlpPolicy", "CartPole-v1"), {"verbose": 1}),
+        ((None, "MlpPolicy"), {"env": "CartPole-v1"}),
         ((), {"gamma": 0.9}),
     ],
 )

@@ -47,7 +47,7 @@ def printable_warnings() -> Iterator[None]:
     The place is left out where it means nothing to a user: in this package, and in installed ones.
     """
     before = warnings.formatwarning
-    libraries = str(Path(__file__).parent), sysconfig.get_path("purelib")
+    libraries = tuple(f"{place}{os.sep}" for place in (Path(__file__).parent, sysconfig.get_path("purelib")))
 
     def format_warning(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None

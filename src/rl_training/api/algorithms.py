@@ -88,7 +88,7 @@ class Algorithm:
     def __init__(self, config: TrainConfig | None = None, *others: Any, env: Any = None, **options: Any) -> None:
         """Create a model from a config, or for an environment as `for_env` does; `others` are refused."""
         name = type(self).__name__
-        if config is None and env is not None:
+        if config is None and env is not None and not others:
             config = self._config_for(env, options)
         elif env is not None or options or others or not isinstance(config, TrainConfig):
             raise ConfigError(f"give either {name}(config) with a TrainConfig, or {name}(env=...) with options")

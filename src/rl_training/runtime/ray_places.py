@@ -181,7 +181,7 @@ class GroupsOnRay:
 
     @contextmanager
     def _noticing_loss(self) -> Iterator[None]:
-        """Raise `ClusterError` if the cluster is lost before the context or while Ray is used in it."""
+        """Raise `ClusterError` if the cluster is already lost, or is lost while the block uses Ray."""
         self._connection.check()
         try:
             yield
