@@ -311,5 +311,20 @@ def test_a_study_on_a_ray_of_its_own_finds_what_one_job_here_finds(make_config: 
     assert first == second
 
 
+@pytest.mark.parametrize(("variable", "niceness"), [(None, 0), ("3", 3)])
+def test_a_ray_of_its_own_has_the_priority_of_this_process_unless_the_user_chose_another(
+    variable: str | None, niceness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_worker_niceness", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("RAY_worker_niceness", variable)
+    _, is_ours = ray_connection.connect("local")
+    try:
+        assert is_ours
+        assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == os.nice(0) + niceness
+    finally:
+        ray.shutdown()
+
+
 def run_study(config: TrainConfig, on: str) -> TuneResult:
     return tune(config, SPACE, jobs=1, on=on, trials=2, rungs=1, episodes=2, confirm=0)

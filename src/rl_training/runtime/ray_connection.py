@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from rl_training.errors import ClusterError, ConfigError, describe_error
 
 _OBJECT_STORE_BYTES = 512 * 2**20  # for a local Ray; its own default is a third of the memory
+_NICENESS = "RAY_worker_niceness"
 _CONNECT_SECONDS = 5.0
 _READ_BYTES = 4_096
 _HEAD_SECONDS = 20.0  # how long the head of the cluster may be lost before the run ends
@@ -49,6 +50,8 @@ def _initialize(ray: Any, address: str) -> bool:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == "local":
         options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+        if _NICENESS not in os.environ:
+            options["_system_config"] = {"worker_niceness": 0}  # the priority of a run here; Ray's default is 15
     try:
         _check_reachable(address)
         with warnings.catch_warnings(), _keeping_signal_handler():
