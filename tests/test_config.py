@@ -445,6 +445,8 @@ def test_a_home_directory_is_expanded() -> None:
         ("cartpole-v9", ["Acrobot-v1", "CartPole-v0", "CartPole-v1"], "CartPole-v1"),
         ("x", ["y"], None),
         ("gamma", [], None),
+        ("n_steps", ["num_steps", "n_step_returns"], "num_steps"),
+        ("n_steps", ["gamma"], None),
     ],
 )
 def test_a_guess_is_offered_only_for_a_name_that_is_close(given: str, known: list[str], expected: str | None) -> None:

@@ -17,7 +17,7 @@ from sample_spaces import NestedEnv
 import rl_training
 import rl_training.api
 import rl_training.experiment
-from rl_training import DQN, PPO, TrainConfig
+from rl_training import DQN, PPO, SAC, TrainConfig
 from rl_training.errors import (
     CheckpointError,
     ConfigError,
@@ -254,6 +254,23 @@ def test_a_model_keeps_what_an_interrupted_run_has_saved(make_config: MakeConfig
 def test_a_misspelt_config_field_is_named_too() -> None:
     with pytest.raises(ConfigError, match="did you mean 'num_envs'"):
         PPO.for_env("CartPole-v1", num_env=1)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "elsewhere", "here"),
+    [
+        (PPO, "n_steps", "num_steps"),
+        (PPO, "batch_size", "minibatch_size"),
+        (PPO, "clip_range", "clip_coef"),
+        (DQN, "n_steps", "n_step"),
+        (DQN, "buffer_size", "buffer_capacity"),
+        (SAC, "ent_coef", "alpha"),
+        (SAC, "n_envs", "num_envs"),
+    ],
+)
+def test_a_name_from_stable_baselines3_is_refused_with_ours(algorithm: Any, elsewhere: str, here: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown option '{elsewhere}'; did you mean '{here}'"):
+        algorithm.for_env("CartPole-v1", **{elsewhere: 1})
 
 
 def test_an_observation_of_the_wrong_shape_is_refused(make_config: MakeConfig) -> None:
