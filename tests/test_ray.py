@@ -117,6 +117,24 @@ def test_an_env_that_crashes_or_hangs_once_changes_nothing_but_a_warning(
     assert outcome(run_dir) == outcome(train(undisturbed.model_copy(update={"collect_on": "here"})))
 
 
+def test_a_client_connects_although_the_cluster_could_not_serve_it_at_once(
+    cluster: Any, client_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, failures = ray.util.client.ray.connect, [ConnectionAbortedError("the server could not start")]
+
+    def fail_once(*args: Any, **kwargs: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return connect(*args, **kwargs)
+
+    monkeypatch.setattr(ray.util.client.ray, "connect", fail_once)
+    ray_connection.connect(f"ray://127.0.0.1:{client_port}")
+    try:
+        assert ray.get(ray.remote(lambda: 3).remote()) == 3
+    finally:
+        ray.shutdown()
+
+
 def test_an_env_that_always_crashes_is_named_and_the_run_can_be_resumed(
     make_config: MakeConfig, cluster: Any, tmp_path: Path
 ) -> None:

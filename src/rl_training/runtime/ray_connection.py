@@ -15,6 +15,7 @@ from rl_training.errors import ClusterError, ConfigError, describe_error
 
 _OBJECT_STORE_BYTES = 512 * 2**20  # for a local Ray; its own default is a third of the memory
 _NICENESS = "RAY_worker_niceness"
+_CLIENT_RETRIES = 2
 _CONNECT_SECONDS = 5.0
 _READ_BYTES = 4_096
 _HEAD_SECONDS = 20.0  # how long the head of the cluster may be lost before the run ends
@@ -56,7 +57,7 @@ def _initialize(ray: Any, address: str) -> bool:
         _check_reachable(address)
         with warnings.catch_warnings(), _keeping_signal_handler():
             warnings.simplefilter("ignore")  # advice about Ray's own future defaults
-            ray.init(address=address, **options)
+            _init_with_retries(ray, address, options)
     except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError) as error:
         ray.util.client.ray.disconnect()  # or Ray would act as a client in the next attempt, whatever the address
         raise ConfigError(
@@ -64,6 +65,21 @@ def _initialize(ray: Any, address: str) -> bool:
             f"'ray start --head', or use ray_address=local{_token_hint(address)}"
         ) from None
     return True
+
+
+def _init_with_retries(ray: Any, address: str, options: dict[str, Any]) -> None:
+    """Call `ray.init`, again if a cluster could not start the process that serves a client (`ray://`).
+
+    That process is forked from one with threads of gRPC, and sometimes crashes before it has started.
+    """
+    for _ in range(_CLIENT_RETRIES):
+        try:
+            ray.init(address=address, **options)
+        except ConnectionAbortedError:
+            ray.util.client.ray.disconnect()
+        else:
+            return
+    ray.init(address=address, **options)
 
 
 def _token_hint(address: str) -> str:
