@@ -320,6 +320,15 @@ class HugeObsEnv(WalkEnv):
         return super().observe() * np.array([1e9, 1.0], np.float32)
 
 
+class CodesEnv(WalkEnv):
+    """Shows codes of kinds of things as bytes, and allows all bytes."""
+
+    observation_space = spaces.Dict(codes=spaces.Box(0, 255, (9,), np.uint8), place=WalkEnv.observation_space)
+
+    def observe(self) -> Any:
+        return {"codes": np.full(9, 4 + self.steps % 3, np.uint8), "place": super().observe()}
+
+
 class HugeRewardEnv(WalkEnv):
     """Rewards in millions."""
 

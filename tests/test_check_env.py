@@ -40,6 +40,7 @@ FAULTS = {
     "KindEnv": ("reset", "problem"),
     "DoubleEnv": ("observations", "warning"),
     "HugeObsEnv": ("observation scale", "warning"),
+    "CodesEnv": ("observation scale", "warning"),
     "InfRewardEnv": ("rewards", "problem"),
     "ArrayRewardEnv": ("rewards", "problem"),
     "HugeRewardEnv": ("rewards", "warning"),

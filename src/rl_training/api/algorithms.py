@@ -147,9 +147,9 @@ class Algorithm:
         """Train until the budget is used up: `learn(100_000)` and `learn(total_timesteps=100_000)` are the same.
 
         The budget counts all env steps of the run. A model that has already learned, or that was loaded from a run
-        directory, goes on in its run directory and needs a larger budget. A model that was loaded from a file goes on
-        in a new run directory. `callbacks` is a callback or several, and may also be the first argument. `progress`
-        shows a progress display.
+        directory, goes on in its run directory and needs a larger budget. A model that was loaded from a file, or
+        with another environment, wrappers or encoder, goes on in a new run directory. `callbacks` is a callback or
+        several, and may also be the first argument. `progress` shows a progress display.
         """
         total_timesteps, given = _read_arguments(budget, callbacks, total_timesteps)
         self._observer = _RunObserver()

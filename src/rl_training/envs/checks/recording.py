@@ -16,6 +16,7 @@ from rl_training.envs.checks.findings import Finding, Status, Subject, mask_prob
 from rl_training.envs.layers import AnyEnv
 from rl_training.envs.restore import same_values
 from rl_training.errors import ActionMaskError, describe_error
+from rl_training.packing import Leaf, nested_spaces
 from rl_training.streams import derive_seed
 
 _NUM_WATCHED = 8  # newest observations that are checked for later changes: an env may cycle through a few buffers
@@ -45,6 +46,8 @@ class Recording:
     episodes: list[EpisodeRecord] = field(default_factory=list)
     largest: npt.NDArray[np.float64] | None = None
     """The largest magnitude of each component of a Box observation; none for pixels and other spaces."""
+    bytes_seen: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """For each part of the observation that consists of bytes: the largest one, and the largest that is allowed."""
     notes: dict[tuple[str, Status], Finding] = field(default_factory=dict)
     """The first fault for each pair of check and status."""
     place: str = "before the first reset"
@@ -129,12 +132,20 @@ class _Recorder:
         self._watched.append((obs, deepcopy(obs), self.recording.place))
         if len(self._watched) > _NUM_WATCHED:
             self._unwatch()
+        if fault is None or fault.status == "warning":
+            self._note_sizes(obs)
+
+    def _note_sizes(self, obs: Any) -> None:
         space = self.env.observation_space
-        sound = fault is None or fault.status == "warning"
-        if isinstance(space, spaces.Box) and space.dtype != np.uint8 and sound:
+        if isinstance(space, spaces.Box) and space.dtype != np.uint8:
             magnitudes = np.abs(np.asarray(obs, dtype=np.float64))
             largest = self.recording.largest
             self.recording.largest = magnitudes if largest is None else np.maximum(largest, magnitudes)
+        for path, inner in nested_spaces(space):
+            if isinstance(inner, spaces.Box) and inner.dtype == np.uint8 and inner.high.size:
+                part = Leaf(path, inner, 0)
+                seen, high = self.recording.bytes_seen.get(part.name, (0, int(inner.high.max())))
+                self.recording.bytes_seen[part.name] = max(seen, int(np.max(part.value_in(obs)))), high
 
     def _unwatch(self) -> None:
         returned, copied, place = self._watched.popleft()

@@ -9,6 +9,7 @@ from rl_training.envs.checks.recording import Recording
 
 _LARGE = 1e3  # larger magnitudes slow learning down unless they are normalized
 _LARGE_RATIO = 1e4  # ratio of the largest component to the smallest
+_SMALL_BYTES = 0.1  # share of the upper bound; after the division by that bound, smaller bytes hardly differ
 _SLOW_STEP = 5e-4  # seconds; a worker process adds about a tenth of a millisecond per step
 _SUSPICIOUS_SHARE = 0.2  # share of episodes of one length that suggests a time limit
 _MIN_EPISODES = 5  # this many equal returns are no coincidence
@@ -87,6 +88,12 @@ def check_observations(recording: Recording) -> Finding:
 
 def check_scale(recording: Recording) -> Finding:
     """Check that the magnitudes of the observation's components suit a network."""
+    for name, (seen, high) in recording.bytes_seen.items():
+        if seen < _SMALL_BYTES * high:
+            part = f" of part {name!r}" if name else ""
+            text = f"the bytes{part} are at most {seen} of {high}, so a network sees numbers up to {seen / high:.2g}"
+            remedy = "if they are codes, declare their own upper bound, or make them floats: wrapper DtypeObservation"
+            return Finding("observation scale", "warning", text, remedy)
     if recording.largest is None or not recording.largest.any():
         return Finding("observation scale", "ok", "nothing to scale")
     sizes = recording.largest[recording.largest > 0]
