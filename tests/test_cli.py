@@ -246,10 +246,11 @@ def assert_one_error_line(printed: str, *expected: str) -> None:
 @pytest.mark.parametrize(
     "argv", [["eval", "--checkpoint"], ["resume"], ["list"], ["plot"], ["replay"], ["train", "--env", "e", "--algo"]]
 )
-def test_a_path_that_is_too_long_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_too_long_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*argv, "x" * 5_000]) == 2
     printed = capsys.readouterr().err
-    assert_one_error_line(printed, "too long")
+    assert_one_error_line(printed)
+    assert "too long" in printed or "at most 1000 characters" in printed  # from Python 3.12 on, no such preset is found
     assert len(printed) < 200
 
 
