@@ -26,6 +26,7 @@ from rl_training.experiment.runs import find_runs
 from rl_training.groups.ray_executor import RayExecutor
 from rl_training.groups.tuning import TuneResult
 from rl_training.runtime import ray_connection
+from rl_training.runtime.ray_connection import RayConnection
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]  # Ray's own warnings are not ours
@@ -129,11 +130,18 @@ def test_a_group_that_loses_the_head_ends_with_a_clear_line_and_is_resumed_here(
     cluster = start_cluster(2)
     (head,) = cluster.head_node.all_processes["gcs_server"]
     held: list[IO[str]] = []
+    asking = threading.Lock()  # the head is killed between two questions: Ray is not shut down while one waits
+    ask_head = RayConnection.ask_head
+
+    def ask_with_lock(connection: RayConnection, question: Any) -> Any:
+        with asking:
+            return ask_head(connection, question)
 
     def kill_head() -> None:
         held.extend(place.catch(1, 2))
-        head.process.kill()
-        head.process.wait()
+        with asking:
+            head.process.kill()
+            head.process.wait()
 
     close = RayExecutor.close
 
@@ -143,6 +151,7 @@ def test_a_group_that_loses_the_head_ends_with_a_clear_line_and_is_resumed_here(
             end.close()
         close(executor)
 
+    monkeypatch.setattr(RayConnection, "ask_head", ask_with_lock)
     monkeypatch.setattr(RayExecutor, "close", let_runs_go_on_and_close)
     thread = threading.Thread(target=kill_head)
     thread.start()
