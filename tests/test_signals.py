@@ -157,6 +157,24 @@ def test_a_signal_while_a_resumed_run_replays_its_episodes_changes_nothing(place
     assert {path: path.read_bytes() for path in place.run_dir().rglob("*") if path.is_file()} == before
 
 
+def test_a_signal_is_not_lost_where_python_ignores_exceptions(tmp_path: Path) -> None:
+    script = tmp_path / "forking.py"
+    script.write_text(
+        """
+import os, signal, time
+from rl_training.signals import exiting_on_signals
+
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGTERM))
+with exiting_on_signals():
+    if os.fork() == 0:
+        os._exit(0)
+    time.sleep(1_000)
+"""
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, timeout=LATEST)
+    assert (ended.returncode, ended.stderr) == (143, b"interrupted by SIGTERM\n")
+
+
 def test_a_hangup_that_nohup_ignores_stays_ignored(place: Place) -> None:
     place.hold_at(70)
     process = place.start(place.argv(), shell='trap "" HUP; exec "$@"', stderr=subprocess.DEVNULL)

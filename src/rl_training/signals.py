@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,6 +10,8 @@ from contextvars import ContextVar
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+_SECONDS_TO_NEXT = 0.05  # before a signal is sent again
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -47,16 +50,37 @@ def handling_stop_signals(handler: Handler) -> Iterator[None]:
 
 @contextmanager
 def exiting_on_signals() -> Iterator[None]:
-    """Exit with code 128 + N on stop signal N, without a traceback and without saving anything."""
+    """Exit with code 128 + N on stop signal N, without a traceback and without saving anything.
+
+    Where Python ignores exceptions, as in its own functions around a fork, the signal is sent again a moment later.
+    """
+    is_first = True
+    report = sys.unraisablehook
 
     def leave(number: int, frame: FrameType | None) -> None:
+        nonlocal is_first
         del frame
-        with suppress(OSError):  # print() cannot be used: the signal may have interrupted another print()
-            os.write(2, f"interrupted by {signal.Signals(number).name}\n".encode())
+        if is_first:
+            is_first = False
+            with suppress(OSError):  # print() cannot be used: the signal may have interrupted another print()
+                os.write(2, f"interrupted by {signal.Signals(number).name}\n".encode())
         raise SignalExit(128 + reported_signal(number))
 
+    def send_again(ignored: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(ignored.exc_value, SignalExit):
+            report(ignored)
+            return
+        number = int(ignored.exc_value.code or 0) - 128
+        timer = threading.Timer(_SECONDS_TO_NEXT, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
+
     with handling_stop_signals(leave):
-        yield
+        sys.unraisablehook = send_again
+        try:
+            yield
+        finally:
+            sys.unraisablehook = report
 
 
 @contextmanager
