@@ -18,7 +18,7 @@ from rl_training.envs.checks.contract import trainable_by
 from rl_training.envs.checks.findings import Finding, Subject
 from rl_training.envs.checks.recording import Recording
 from rl_training.envs.checks.repeats import check_process, check_resume
-from rl_training.envs.checks.values import check_speed
+from rl_training.envs.checks.values import check_scale, check_speed
 from rl_training.errors import EnvironmentSetupError
 from rl_training.packing import PackedActions, PackedObservations, describe_actions, is_packed_as_observation
 from rl_training.runtime.registry import list_algorithm_specs
@@ -187,6 +187,11 @@ def test_a_worker_that_does_not_answer_is_given_up_and_stopped() -> None:
 def test_slow_steps_are_where_processes_may_pay(milliseconds: float, remedy: str) -> None:
     finding = check_speed(Recording(steps=100, step_seconds=0.1 * milliseconds, resets=1, reset_seconds=0.1))
     assert f"vectorization: {remedy}" in finding.remedy
+
+
+@pytest.mark.parametrize(("largest", "status"), [(25, "warning"), (26, "ok"), (255, "ok")])
+def test_bytes_below_a_tenth_of_their_upper_bound_are_noticed(largest: int, status: str) -> None:
+    assert check_scale(Recording(bytes_seen={"": (largest, 255)})).status == status
 
 
 OBSERVATION_SPACES: list[spaces.Space[Any]] = [

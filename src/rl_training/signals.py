@@ -11,7 +11,7 @@ from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
-_SECONDS_TO_NEXT = 0.05  # before a signal is sent again
+_RESEND_SECONDS = 0.05  # by then, Python has left the code in which it ignores exceptions
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -54,14 +54,14 @@ def exiting_on_signals() -> Iterator[None]:
 
     Where Python ignores exceptions, as in its own functions around a fork, the signal is sent again a moment later.
     """
-    is_first = True
+    received: int | None = None
     report = sys.unraisablehook
 
     def leave(number: int, frame: FrameType | None) -> None:
-        nonlocal is_first
+        nonlocal received
         del frame
-        if is_first:
-            is_first = False
+        if received is None:
+            received = number
             with suppress(OSError):  # print() cannot be used: the signal may have interrupted another print()
                 os.write(2, f"interrupted by {signal.Signals(number).name}\n".encode())
         raise SignalExit(128 + reported_signal(number))
@@ -70,8 +70,7 @@ def exiting_on_signals() -> Iterator[None]:
         if not isinstance(ignored.exc_value, SignalExit):
             report(ignored)
             return
-        number = int(ignored.exc_value.code or 0) - 128
-        timer = threading.Timer(_SECONDS_TO_NEXT, os.kill, (os.getpid(), number))
+        timer = threading.Timer(_RESEND_SECONDS, os.kill, (os.getpid(), received))
         timer.daemon = True
         timer.start()
 

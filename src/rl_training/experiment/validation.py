@@ -24,32 +24,32 @@ Flag = Annotated[bool, Field(strict=True)]
 ModelT = TypeVar("ModelT", bound="StrictModel")
 
 _LETTERS_PER_EDIT = 4  # of a misspelt name for which a guess is offered
-# What Stable-Baselines3, RL Zoo and CleanRL call a parameter, and the names it may have here.
+# Names of parameters in Stable-Baselines3, RL Zoo and CleanRL, and our names for them.
 _NAMES_ELSEWHERE = {
-    "activation_fn": ("activation",),
-    "autotune": ("alpha",),
-    "batch_size": ("minibatch_size",),
-    "buffer_size": ("buffer_capacity",),
-    "clip_range": ("clip_coef",),
-    "clip_range_vf": ("clip_vf_coef",),
-    "end_e": ("epsilon_end",),
-    "ent_coef": ("alpha",),
-    "exploration_final_eps": ("epsilon_end",),
-    "exploration_initial_eps": ("epsilon_start",),
-    "features_extractor_class": ("encoder",),
-    "features_extractor_kwargs": ("encoder_kwargs",),
-    "n_envs": ("num_envs",),
-    "n_epochs": ("update_epochs",),
-    "n_steps": ("num_steps", "n_step"),
-    "n_timesteps": ("total_timesteps",),
-    "net_arch": ("hidden_sizes",),
-    "normalize": ("normalize_obs",),
-    "optimizer_class": ("optimizer",),
-    "policy_kwargs": ("hidden_sizes",),
-    "start_e": ("epsilon_start",),
-    "target_network_frequency": ("target_update_interval",),
-    "tensorboard_log": ("output_dir",),
-    "train_freq": ("train_frequency",),
+    "activation_fn": "activation",
+    "autotune": "alpha",
+    "batch_size": "minibatch_size",
+    "buffer_size": "buffer_capacity",
+    "clip_range": "clip_coef",
+    "clip_range_vf": "clip_vf_coef",
+    "end_e": "epsilon_end",
+    "ent_coef": "alpha",
+    "exploration_final_eps": "epsilon_end",
+    "exploration_initial_eps": "epsilon_start",
+    "features_extractor_class": "encoder",
+    "features_extractor_kwargs": "encoder_kwargs",
+    "n_envs": "num_envs",
+    "n_epochs": "update_epochs",
+    "n_steps": "num_steps",
+    "n_timesteps": "total_timesteps",
+    "net_arch": "hidden_sizes",
+    "normalize": "normalize_obs",
+    "optimizer_class": "optimizer",
+    "policy_kwargs": "hidden_sizes",
+    "start_e": "epsilon_start",
+    "target_network_frequency": "target_update_interval",
+    "tensorboard_log": "output_dir",
+    "train_freq": "train_frequency",
 }
 # Pydantic's messages name Python types; these name the YAML types that a user writes.
 _MAP = "give a map of names to values"
@@ -64,9 +64,8 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     the alphabet is returned, which has the highest version.
     """
     known = list(known)
-    for translated in _NAMES_ELSEWHERE.get(name, ()):
-        if translated in known:
-            return translated
+    if (translated := _NAMES_ELSEWHERE.get(name)) in known:
+        return translated
     allowed = max(1, len(name) // _LETTERS_PER_EDIT)
     similar = [each for each in known if abs(len(each) - len(name)) <= allowed]  # others need more edits than that
     edits = {each: _edit_distance(name.lower(), each.lower()) for each in similar}

@@ -120,7 +120,7 @@ class GroupedCollector:
         return CollectResult(num_env_steps, len(episodes), episode_metrics(episodes), self.obs, episodes)
 
     def _access_envs(self, access: Access) -> list[Any]:
-        """Pass a callback's call on to the envs of every group; return one answer per env."""
+        """Forward a callback's call to the envs of every group, and return one answer per env."""
         shares = self._carry_out(range(0), lambda: False, access)
         return [answer for share in shares or () for answer in share.answers or ()]
 

@@ -68,18 +68,18 @@ def _initialize(ray: Any, address: str) -> bool:
 
 
 def _init_with_retries(ray: Any, address: str, options: dict[str, Any]) -> None:
-    """Call `ray.init`, again if a cluster could not start the process that serves a client (`ray://`).
+    """Call `ray.init`, and try again if the cluster could not start the process that serves a client (`ray://`).
 
     That process is forked from one with threads of gRPC, and sometimes crashes before it has started.
     """
-    for _ in range(_CLIENT_RETRIES):
+    for is_last in (*[False] * _CLIENT_RETRIES, True):
         try:
             ray.init(address=address, **options)
-        except ConnectionAbortedError:
-            ray.util.client.ray.disconnect()
-        else:
             return
-    ray.init(address=address, **options)
+        except ConnectionAbortedError:
+            if is_last:
+                raise
+            ray.util.client.ray.disconnect()
 
 
 def _token_hint(address: str) -> str:

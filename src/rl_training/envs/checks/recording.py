@@ -47,7 +47,7 @@ class Recording:
     largest: npt.NDArray[np.float64] | None = None
     """The largest magnitude of each component of a Box observation; none for pixels and other spaces."""
     bytes_seen: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """For each part of the observation that consists of bytes: the largest one, and the largest that is allowed."""
+    """The largest byte that was seen in each part that consists of bytes, and the upper bound of its space."""
     notes: dict[tuple[str, Status], Finding] = field(default_factory=dict)
     """The first fault for each pair of check and status."""
     place: str = "before the first reset"
