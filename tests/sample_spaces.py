@@ -101,7 +101,7 @@ class MaskMethodEnv(MaskedEnv):
 
 
 class BrokenMaskEnv(MaskedEnv):
-    """A mask in info that is too short or missing from the second step on."""
+    """A mask in info that is too short, None or missing from the second step on."""
 
     def __init__(self, fault: str) -> None:
         super().__init__()
@@ -110,7 +110,8 @@ class BrokenMaskEnv(MaskedEnv):
     def _info(self) -> dict[str, Any]:
         if self._steps < 2:
             return super()._info()
-        return {"action_mask": self.legal()[:3]} if self._fault == "short" else {}
+        masks: dict[str, Any] = {"short": self.legal()[:3], "none": None}
+        return {"action_mask": masks[self._fault]} if self._fault in masks else {}
 
 
 class ShortMaskEnv(MaskedEnv):

@@ -341,6 +341,7 @@ def test_a_mask_in_the_observation_is_not_what_a_network_sees() -> None:
     [
         ("ShortMaskEnv", {}, "the action mask has 3 entries, the actions have 4"),
         ("BrokenMaskEnv", {"fault": "short"}, "step 2: the action mask has 3 entries, the actions have 4"),
+        ("BrokenMaskEnv", {"fault": "none"}, "step 2: the action mask is None"),
         ("BrokenMaskEnv", {"fault": "missing"}, 'step 2: info has no "action_mask"'),
         ("MaskedEnv", {"no_action_at": 2}, "step 2: the action mask allows no action"),
         ("LateMaskEnv", {}, 'step 1: info has "action_mask" now, but not after reset(seed=0)'),

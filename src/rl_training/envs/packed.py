@@ -86,6 +86,8 @@ def read_mask(given: Any, choices: Sequence[int], *, may_be_empty: bool = False)
 
     After an episode has terminated, nobody acts, so the mask may be empty.
     """
+    if given is None:
+        raise ActionMaskError("the action mask is None")
     mask = np.asarray(given, np.bool_).ravel()
     if mask.size != sum(choices):
         raise ActionMaskError(f"the action mask has {mask.size} entries, the actions have {sum(choices)}")
