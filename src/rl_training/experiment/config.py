@@ -193,7 +193,7 @@ class TrainConfig(StrictModel):
     An entry is the name of one of Gymnasium's wrappers or `package.module:Name`, or a map from the name to keyword
     arguments.
     """
-    frame_stack: Annotated[PositiveInt, Field(le=64)] = 1
+    frame_stack: Annotated[PositiveInt, Field(le=1_000)] = 1
     """Number of newest frames in one observation; replay buffers store each frame of bytes once."""
     terminal_on_life_loss: Flag = False
     """Whether a lost life (`info["lives"]`) counts as a termination for the learner, although the episode goes on."""
