@@ -65,6 +65,7 @@ def main() -> None:
         encoder=PointNetwork,
         encoder_kwargs={"width": 16},
         num_envs=8,
+        num_steps=256,
         learning_rate=1e-3,
         eval_episodes=args.eval_episodes,
         output_dir=args.output_dir,
