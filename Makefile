@@ -6,13 +6,17 @@ READY := $(VENV)/.ready
 # All tests of a file run in one process, so that they share what is costly to make: runs, compiled updates, clusters.
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: train test check format benchmark chaos bench scale clean
+.PHONY: train test test-slow check format benchmark chaos bench scale clean
 
 train: $(READY)
 	$(BIN)/rl-training train --config configs/ppo/cartpole.yaml
 
 test: $(READY)
 	$(PYTEST)
+
+# The tests that `make test` leaves out: Ray clusters, compilers, processes that are killed again and again.
+test-slow: $(READY)
+	$(PYTEST) -m slow
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -55,5 +59,6 @@ clean:
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,plots]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable ".[dev,plots]"
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # pip uses one core; not all files of packages compile
 	touch $(READY)

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,13 @@ def wait_until(condition: Callable[[], object], seconds: float = 150.0) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def slow_except_first(values: Iterable[Any]) -> list[Any]:
+    """Values of a parameter for tests that take long with each of them: all but the first are marked `slow`."""
+    first, *others = values
+    lists = [each if isinstance(each, tuple) else (each,) for each in others]
+    return [first, *(pytest.param(*each, marks=pytest.mark.slow) for each in lists)]
 
 
 def stored_rows(saved: CheckpointState) -> torch.Tensor:

@@ -466,6 +466,7 @@ def test_nested_actions_that_float32_cannot_hold_are_refused() -> None:
         build_distribution(PackedActions(spaces.Dict({})))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_compiled_updates_agree_with_eager_ones_with_masks_and_all_kinds_of_parts(make_config: MakeConfig) -> None:
     applied = []
@@ -516,6 +517,7 @@ def test_ppo_finds_the_best_composite_actions(
         assert env_class.action_space.contains(action)
 
 
+@pytest.mark.slow
 def test_ppo_finds_the_best_nested_action_among_the_legal_ones(make_config: MakeConfig) -> None:
     """One-step episodes that pay for an arm at (0.075, 5), hand 6 or the best legal one, and lamps that match."""
     num_envs, num_steps = 16, 32

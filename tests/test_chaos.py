@@ -21,13 +21,17 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chaos._BUDGETS", {"ppo": 4_096, "dqn": 4_000, "sac": 2_400})
 
 
-@pytest.mark.parametrize("scenario", SHORT, ids=lambda scenario: scenario.algo)
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(each, id=each.algo, marks=[] if each.algo == "dqn" else pytest.mark.slow) for each in SHORT],
+)
 def test_a_killed_run_is_never_lost_and_ends_as_the_uninterrupted_one(scenario: Scenario, tmp_path: Path) -> None:
     outcome = run_scenario(scenario, kills=4, generator=random.Random(3), directory=tmp_path)
     assert (outcome.kills, outcome.lost, outcome.equal) == (4, 0, True)
     assert outcome.exact_resumes >= 2
 
 
+@pytest.mark.slow
 def test_a_killed_run_on_an_env_that_remembers_is_never_called_exact_and_different(tmp_path: Path) -> None:
     scenario = Scenario("ppo", "chaos_envs:WornWalk-v0", "sync", replays=False)
     outcome = run_scenario(scenario, kills=4, generator=random.Random(3), directory=tmp_path)

@@ -500,6 +500,7 @@ def metrics_written(output_dir: Path) -> bool:
     return any(path.stat().st_size for path in output_dir.glob("*/metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_signal_saves_the_run_before_it_ends(tmp_path: Path) -> None:
     endless = {"total_timesteps": 10**9, "log_interval": 1, "eval_interval": 0, "compile": "off"}
     config = write_config(tmp_path, **ALGORITHMS["dqn"], **endless)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sample_envs  # noqa: F401  # registers the envs
 from chaos import result_of as outcome
-from conftest import MakeConfig
+from conftest import MakeConfig, slow_except_first
 from test_exact_resume import SignalAt, train
 
 from rl_training.errors import CheckpointError, ConfigError, EnvironmentStepError, RLTrainingError, TrainingInterrupted
@@ -54,7 +54,7 @@ def test_envs_are_divided_evenly_and_in_order() -> None:
     assert split_envs(4, 1) == [range(4)]
 
 
-@pytest.mark.parametrize("algo", list(RUNS))
+@pytest.mark.parametrize("algo", slow_except_first(RUNS))
 def test_weights_are_equal_wherever_groups_live_and_whichever_are_killed(make_config: MakeConfig, algo: str) -> None:
     here = outcome(train(grouped(make_config, algo)))
     assert outcome(train(grouped(make_config, algo, collect_on="processes"))) == here
@@ -75,7 +75,9 @@ def test_one_collector_in_a_process_trains_like_one_here(make_config: MakeConfig
     assert rows == rows_here
 
 
-@pytest.mark.parametrize(("algo", "place"), [("ppo", "processes"), ("dqn", "here"), ("sac", "processes")])
+@pytest.mark.parametrize(
+    ("algo", "place"), slow_except_first([("ppo", "processes"), ("dqn", "here"), ("sac", "processes")])
+)
 def test_a_run_in_groups_is_resumed_exactly_in_any_place(make_config: MakeConfig, algo: str, place: str) -> None:
     config = grouped(make_config, algo, collect_on=place)
     straight = outcome(train(config))
@@ -103,7 +105,18 @@ def faulty(make_config: MakeConfig, tmp_path: Path, fault: str, **changes: Any) 
     )
 
 
-@pytest.mark.parametrize("fault", ["raise", "abort", "os._exit", "sleep", "C code", "C code with the GIL", "nan"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "raise",
+        "abort",
+        "os._exit",
+        "sleep",
+        "C code",
+        pytest.param("C code with the GIL", marks=pytest.mark.slow),
+        "nan",
+    ],
+)
 def test_a_fault_of_one_env_changes_nothing_but_a_warning(make_config: MakeConfig, tmp_path: Path, fault: str) -> None:
     with pytest.warns(UserWarning, match="collector . .envs .* failed: .*; restarting it"):
         run_dir = train(faulty(make_config, tmp_path, fault, step_timeout=0.5))

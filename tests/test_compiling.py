@@ -38,9 +38,14 @@ from rl_training.runtime.workflows import replay_failed_step, resume_training
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 PPO_ON_PENDULUM = {"minibatch_size": 24}  # the last minibatch of 32 is a smaller one
 RUNS = [
-    ("ppo", "Pendulum-v1", PPO_ON_PENDULUM),
+    pytest.param("ppo", "Pendulum-v1", PPO_ON_PENDULUM, marks=pytest.mark.slow),
     ("dqn", "CartPole-v1", {"double": True, "dueling": True, "prioritized": True, "optimizer": "rmsprop"}),
-    ("sac", "Pendulum-v1", {"policy_delay": 2, "optimizer": "adamw", "weight_decay": 0.01}),
+    pytest.param(
+        "sac",
+        "Pendulum-v1",
+        {"policy_delay": 2, "optimizer": "adamw", "weight_decay": 0.01},
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
@@ -69,6 +74,7 @@ class HugeRewardsEnv(PendulumEnv):
 gymnasium.register("tests/HugeRewards-v0", f"{__name__}:HugeRewardsEnv", max_episode_steps=200)
 
 
+@pytest.mark.slow
 @NEEDS_COMPILER
 @pytest.mark.usefixtures("shared_packages")
 def test_a_compiled_step_that_is_not_finite_changes_nothing(make_config: MakeConfig) -> None:
@@ -93,6 +99,7 @@ def test_without_a_compiler_a_run_says_so_and_goes_on(
     assert outcome(compiled) == outcome(eager)
 
 
+@pytest.mark.slow
 @NEEDS_COMPILER
 def test_a_training_process_holds_no_compiler_and_a_second_one_needs_none(
     make_config: MakeConfig, compared_steps: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -122,6 +129,7 @@ def test_a_training_process_holds_no_compiler_and_a_second_one_needs_none(
     assert package.stat().st_size > 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
 def test_a_signal_ends_the_wait_for_a_compiler_and_the_update_has_not_begun(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, algo: str
@@ -164,6 +172,7 @@ class Bystander:
         return LossGradients({"weights": -gradient}, torch.zeros(1))
 
 
+@pytest.mark.slow
 @NEEDS_COMPILER
 def test_a_loss_that_would_not_see_its_tensors_change_is_not_compiled() -> None:
     params = HostedParams({"weights": (16,)}, torch.device("cpu"))
@@ -210,6 +219,7 @@ def test_a_package_is_only_for_the_source_it_was_compiled_from(tmp_path: Path, m
     assert package_key(step, [torch.ones(16)], "a run") == first
 
 
+@pytest.mark.slow
 def test_a_package_is_only_for_the_algorithms_it_was_compiled_from(tmp_path: Path) -> None:
     """A copy of the package with one line changed must not load what the original has compiled."""
     code = (

@@ -26,6 +26,7 @@ class KillAt(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*lock")  # of the killed process
 def test_a_curriculum_killed_among_its_workers_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     config = curriculum.make_config(
@@ -52,6 +53,7 @@ def test_a_curriculum_killed_among_its_workers_ends_as_if_it_had_not_been(tmp_pa
     assert 1 < distances[-1] < read_metrics(context_of(run_dir))[-2]["curriculum/distance"]
 
 
+@pytest.mark.slow
 def test_the_script_runs_and_fits_on_one_page(tmp_path: Path) -> None:
     path = Path(curriculum.__file__)
     assert len(path.read_text().splitlines()) < 120

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import sample_envs  # noqa: F401  (registers the envs)
-from conftest import MakeConfig, wait_until
+from conftest import MakeConfig, slow_except_first, wait_until
 
 from rl_training.cli import main
 from rl_training.envs.guard import STEP_PATIENCE, EnvCalls, EnvInterrupt
@@ -160,12 +160,14 @@ def run_command(arguments: list[str]) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.parametrize(
     ("fault", "place"),
-    [
-        ("sys.exit", "training step"),
-        ("C code", "training step"),
-        ("os._exit", "evaluation step"),
-        ("C code", "evaluation step"),
-    ],
+    slow_except_first(
+        [
+            ("sys.exit", "training step"),
+            ("C code", "training step"),
+            ("os._exit", "evaluation step"),
+            ("C code", "evaluation step"),
+        ]
+    ),
 )
 def test_the_command_line_never_ends_with_0_because_of_an_env(
     faulty: MakeFaulty, tmp_path: Path, fault: str, place: str
@@ -182,6 +184,7 @@ def test_the_command_line_never_ends_with_0_because_of_an_env(
     assert course(only_run(config)) == expected
 
 
+@pytest.mark.slow
 def test_a_process_that_was_stopped_has_not_hung(faulty: MakeFaulty, tmp_path: Path) -> None:
     config = faulty("stop", "training step")
     with subprocess.Popen(command(config), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
@@ -214,6 +217,7 @@ def test_training_in_another_thread_works_and_an_exit_is_refused_there_too(fault
     assert "it called os._exit(0)" in errors[0]
 
 
+@pytest.mark.slow
 def test_a_hang_in_another_thread_ends_the_process_with_the_run_saved(faulty: MakeFaulty, tmp_path: Path) -> None:
     config = faulty("sleep", "training step")
     code = (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sample_envs
 from chaos import result_of as outcome
-from conftest import MakeConfig
+from conftest import MakeConfig, slow_except_first
 
 from rl_training.envs import episodes
 from rl_training.envs.replay_check import find_difference
@@ -85,7 +85,7 @@ def test_a_run_stopped_again_and_again_ends_as_if_it_had_never_stopped(
     assert [note["exact"] for note in resumed] == [True] * 5
 
 
-@pytest.mark.parametrize("algo", ["ppo", "sac"])
+@pytest.mark.parametrize("algo", slow_except_first(["ppo", "sac"]))
 def test_correlated_noise_goes_on_where_it_stopped_and_is_the_same_sync_or_async(
     make_config: MakeConfig, algo: str
 ) -> None:

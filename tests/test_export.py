@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import sample_spaces_envs  # noqa: F401  (registers envs)
 import torch
-from conftest import TINY, MakeConfig
+from conftest import TINY, MakeConfig, slow_except_first
 from plugin_td3 import TD3
 
 from rl_training import DQN, PPO, SAC
@@ -106,7 +106,7 @@ def test_an_export_acts_like_the_agent(name: str, format_name: str, make_agent: 
 
 
 @needs_onnx
-@pytest.mark.parametrize("name", ONE_PER_ALGORITHM)
+@pytest.mark.parametrize("name", slow_except_first(ONE_PER_ALGORITHM))
 def test_an_export_to_onnx_acts_like_the_agent(name: str, make_agent: MakeAgent, tmp_path: Path) -> None:
     expected, found = exported_actions(make_agent(**AGENTS[name]), tmp_path / "agent", "onnx")
     assert np.allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -79,6 +79,7 @@ def run(library: Path, lacks: dict[str, str], *arguments: str) -> subprocess.Com
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
+@pytest.mark.slow
 def test_a_run_trains_and_goes_on_with_one_warning_for_each_ability(library: Path, tmp_path: Path) -> None:
     lacks = {"NO_LOCKS": str(errno.ENOLCK), "NO_DIRECTORY_SYNC": "1"}
     path = tmp_path / "config.yaml"

@@ -172,6 +172,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", list(SETTINGS))
 def test_a_task_that_one_frame_does_not_show_is_learnt(make_config: MakeConfig, algo: str) -> None:
     config = make_config(

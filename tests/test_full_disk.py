@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from conftest import TINY_PPO
 
@@ -56,6 +57,7 @@ def only_run(directory: Path) -> Path:
     return context.run_dir
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_grow_costs_one_warning_and_no_half_line(tmp_path: Path) -> None:
     """A hundred lines of metrics do not fit, all checkpoints do."""
     done = train(tmp_path, size=40_000, total_timesteps=64 * 120, checkpoint_interval=0)
@@ -92,6 +94,7 @@ def test_a_checkpoint_that_does_not_fit_ends_the_run_with_one_line_and_keeps_the
     assert load_checkpoint(find_checkpoint(run_dir)).trainer_state["global_step"] == 512
 
 
+@pytest.mark.slow
 def test_a_run_whose_first_checkpoint_does_not_fit_fails_with_1_and_one_line(tmp_path: Path) -> None:
     done = train(tmp_path, size=6_000)
     assert done.returncode == 1
@@ -100,6 +103,7 @@ def test_a_run_whose_first_checkpoint_does_not_fit_fails_with_1_and_one_line(tmp
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_whose_config_cannot_be_written_is_refused_with_2_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(TINY))
     done = train(tmp_path, size=100)
@@ -109,6 +113,7 @@ def test_a_run_whose_config_cannot_be_written_is_refused_with_2_and_leaves_nothi
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_metadata_that_cannot_be_written_costs_one_warning(tmp_path: Path) -> None:
     """It has a long tag, so that the file is larger than a checkpoint."""
     assert main(arguments(tmp_path)) == 0
@@ -132,6 +137,7 @@ print(resume_training({str(run_dir)!r}, total_timesteps=512, callbacks=[Fill()])
     assert load_checkpoint(find_checkpoint(run_dir)).trainer_state["global_step"] == 512
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_neither_output_nor_errors_can_be_written(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({**TINY, "total_timesteps": 128}))
@@ -143,11 +149,13 @@ def test_a_run_goes_on_when_neither_output_nor_errors_can_be_written(tmp_path: P
     assert [row["step"] for row in read_metrics(context)] == [64, 128]
 
 
+@pytest.mark.slow
 def test_an_error_that_cannot_be_printed_still_has_its_exit_code(tmp_path: Path) -> None:
     train = f'"{sys.executable}" -m rl_training train --config "{tmp_path / "missing.yaml"}" 2>/dev/full'
     assert subprocess.run(["sh", "-c", train], check=False).returncode == 2
 
 
+@pytest.mark.slow
 def test_a_group_goes_on_when_the_logs_of_its_seeds_cannot_be_written(tmp_path: Path) -> None:
     """The logs stand at the limit already when the seeds begin to print."""
     assert main([*arguments(tmp_path), "--seeds", "1"]) == 0

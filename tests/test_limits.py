@@ -153,6 +153,7 @@ def test_native_envs_are_measured_by_their_arrays(make_config: MakeConfig) -> No
         check_num_envs(make_config(num_envs=10**10, vectorization="native"))
 
 
+@pytest.mark.slow
 def test_memory_that_python_does_not_trace_counts_too() -> None:
     """In a process of its own: one that has freed much memory takes that before it grows."""
     fitting = psutil.virtual_memory().available // 2**22

@@ -19,7 +19,7 @@ from typing import IO, Any
 import pytest
 import yaml
 from chaos import result_of
-from conftest import TINY_PPO, MakeConfig, wait_until
+from conftest import TINY_PPO, MakeConfig, slow_except_first, wait_until
 
 from rl_training.cli import main
 from rl_training.cli.console import show_group
@@ -216,6 +216,7 @@ def check_group_files(group_dir: Path) -> None:
     assert not list(group_dir.glob("*.lock"))
 
 
+@pytest.mark.slow
 def test_seeds_that_fail_or_are_killed_do_not_stop_the_others_and_can_be_resumed(
     place: Place, singles: dict[int, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -295,7 +296,7 @@ def signalled(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequen
 
 @pytest.mark.parametrize(
     ("number", "exit_code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGHUP, 129)],
+    slow_except_first([(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGHUP, 129)]),
 )
 def test_a_signal_lets_the_running_seeds_save_and_the_group_goes_on_exactly(
     number: int,
@@ -321,6 +322,7 @@ def test_a_signal_lets_the_running_seeds_save_and_the_group_goes_on_exactly(
     assert results(group_dir) == singles
 
 
+@pytest.mark.slow
 def test_a_second_signal_kills_and_the_group_goes_on_exactly(
     place: Place, singles: dict[int, Any], signalled: Callable[[Sequence[int]], tuple[int, str]]
 ) -> None:
@@ -333,6 +335,7 @@ def test_a_second_signal_kills_and_the_group_goes_on_exactly(
     assert results(group_dir) == singles
 
 
+@pytest.mark.slow
 def test_seeds_whose_owner_was_killed_save_and_end_and_nobody_takes_their_runs_before(
     place: Place, singles: dict[int, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -387,6 +390,7 @@ def test_a_group_goes_on_as_it_began(options: list[str], finished: Path, capsys:
     assert re.fullmatch(r"error: .*(only be resumed with .*--jobs and --trust|give auto, or the number .*)\n", printed)
 
 
+@pytest.mark.slow
 def test_a_group_gets_a_larger_budget_and_more_seeds(
     own_group: Path, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -579,6 +583,7 @@ def test_a_seed_whose_metadata_is_damaged_goes_on_from_its_checkpoint(own_group:
     assert statuses(own_group) == {1: "completed"}
 
 
+@pytest.mark.slow
 def test_seeds_whose_envs_change_the_working_directory_stay_in_their_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sample_spaces  # noqa: F401  (registers the envs)
 from chaos import result_of as outcome
-from conftest import MakeConfig
+from conftest import MakeConfig, slow_except_first
 from sample_spaces import MaskedEnv
 from test_exact_resume import SignalAt, train
 
@@ -61,7 +61,7 @@ def learn(make_config: MakeConfig, algo: str, env_id: str, steps: int, **changes
 
 
 @ALGORITHMS
-@pytest.mark.parametrize("env_id", ["Nested-v0", "Tuple-v0"])
+@pytest.mark.parametrize("env_id", slow_except_first(["Nested-v0", "Tuple-v0"]))
 def test_all_parts_of_an_observation_are_used(make_config: MakeConfig, algo: str, env_id: str) -> None:
     _, run_dir = learn(make_config, algo, env_id, 4_000 if algo == "ppo" else 2_000)
     assert evaluate_checkpoint(run_dir, 20)["eval_return_mean"] >= 9.9
@@ -203,6 +203,7 @@ def test_a_mask_for_an_agent_without_masks_is_refused(make_config: MakeConfig, e
         model.predict(obs, action_masks=[1, 0])
 
 
+@pytest.mark.slow
 def test_nested_actions_reach_the_env_as_it_expects_them(make_config: MakeConfig) -> None:
     _, run_dir = learn(make_config, "ppo", "NestedAction-v0", 6_000)
     assert evaluate_checkpoint(run_dir, 40)["eval_return_mean"] >= 2.6  # of 3

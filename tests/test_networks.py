@@ -8,7 +8,7 @@ import pytest
 import sample_networks
 import torch
 from chaos import result_of as outcome
-from conftest import TINY, MakeConfig
+from conftest import TINY, MakeConfig, slow_except_first
 from gymnasium import spaces
 from test_compiling import NEEDS_COMPILER
 from test_exact_resume import SignalAt, train
@@ -143,7 +143,7 @@ def test_a_module_solves_the_probe_that_the_mlp_solves(make_config: MakeConfig, 
         assert values(model, -1.0, 1.0) == pytest.approx([-1.0, 1.0], abs=0.1)
 
 
-@pytest.mark.parametrize("encoder", ["auto", "sample_networks:GridCNN"])
+@pytest.mark.parametrize("encoder", slow_except_first(["sample_networks:GridCNN", "auto"]))
 @pytest.mark.parametrize(("algo", "steps"), [("ppo", 6_000), ("dqn", 1_250)])
 def test_cnns_learn_from_images(make_config: MakeConfig, algo: str, steps: int, encoder: str) -> None:
     _, settings, _ = MODELS[algo]
@@ -168,7 +168,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=NEEDS_COMPILER)])
+@pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=[NEEDS_COMPILER, pytest.mark.slow])])
 @pytest.mark.parametrize(("algo", "env_id", "params"), RUNS)
 def test_a_run_with_a_module_resumes_exactly(
     make_config: MakeConfig,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from chaos import result_of as outcome
-from conftest import MakeConfig
+from conftest import MakeConfig, slow_except_first
 from test_exact_resume import SignalAt, train
 from test_probes import MODELS
 from torch import Tensor
@@ -125,6 +125,7 @@ class ManySteps:
         return tuple(metrics)
 
 
+@pytest.mark.slow
 @NEEDS_COMPILER
 def test_a_compiled_optimizer_is_torchs() -> None:
     kinds = [(name, weight_decay) for name in RULES for weight_decay in DECAYS]
@@ -222,7 +223,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize(("algo", "params", "kept"), RUNS)
+@pytest.mark.parametrize(("algo", "params", "kept"), slow_except_first(RUNS))
 def test_a_stopped_run_ends_as_if_it_had_never_stopped(
     make_config: MakeConfig, algo: str, params: dict[str, Any], kept: list[str]
 ) -> None:

@@ -26,6 +26,7 @@ def test_importing_the_package_or_its_command_line_does_not_import_torch_or_trac
         assert not {"torch", "tensorboard", "wandb", "mlflow"} & loaded_by(statement)
 
 
+@pytest.mark.slow
 def test_extras_are_imported_when_they_are_used() -> None:
     extras = {"tensorboard", "wandb", "mlflow", "matplotlib", "PIL", "imageio_ffmpeg", "pygame"}
     for module in ("rl_training.recording.episodes", "rl_training.results.report.film"):

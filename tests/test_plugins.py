@@ -101,6 +101,7 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_a_plugin_trains_evaluates_and_resumes_through_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -119,6 +120,7 @@ def test_a_plugin_trains_evaluates_and_resumes_through_the_command_line(
     assert "did you mean 'num_steps'?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_broken_plugin_is_reported_and_the_others_still_work(tmp_path: Path) -> None:
     install(tmp_path, "brokenplug", "brokenplug:SPEC", "raise RuntimeError('no such thing')")
     install(tmp_path, "oddplug", "oddplug:SPEC", "SPEC = 42")

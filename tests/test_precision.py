@@ -64,6 +64,7 @@ def test_a_stopped_run_ends_as_if_it_had_never_stopped(make_config: MakeConfig, 
     assert outcome(exact) != outcome(straight)
 
 
+@pytest.mark.slow
 @NEEDS_COMPILER
 def test_compiled_updates_are_about_the_eager_ones(make_config: MakeConfig) -> None:
     config = make_config(algo="dqn", num_envs=2, compile="on", algo_kwargs=BFLOAT16)
@@ -77,6 +78,7 @@ def test_compiled_updates_are_about_the_eager_ones(make_config: MakeConfig) -> N
         torch.testing.assert_close(weight, expected[name], rtol=0.05, atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_an_algorithm_learns_in_bfloat16(make_config: MakeConfig, algo: str) -> None:
     model_class, settings, steps = MODELS[algo]

@@ -86,6 +86,7 @@ def test_a_run_without_metrics_still_gets_a_picture(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(PNG_MAGIC)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nobody_reads_its_progress(make_config: MakeConfig, tmp_path: Path) -> None:
     config_path = tmp_path / "config.yaml"
     config_path.write_text(yaml.safe_dump(plain_config(make_config())))

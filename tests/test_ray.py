@@ -17,7 +17,7 @@ import pytest
 import yaml
 from chaos import result_of as outcome
 from chaos import start_process, wait_until_training
-from conftest import MakeConfig, wait_until
+from conftest import MakeConfig, slow_except_first, wait_until
 from ray_clusters import add_node, start_cluster, three_nodes
 from test_collectors import always_faulty, faulty, grouped
 from test_exact_resume import SignalAt, train
@@ -74,6 +74,7 @@ def remove_nodes(cluster: Any, nodes: list[Any]) -> None:
         cluster.remove_node(node, allow_graceful=False)
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_a_run_here_also_when_actors_and_nodes_are_killed_and_a_node_joins(
     make_config: MakeConfig, cluster: Any
 ) -> None:
@@ -100,6 +101,7 @@ def resume_here(run_dir: Path) -> None:
     prepare_resume(run_dir, [Layer("test", {"collect_on": "here"})]).train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "client"), [("abort", False), ("sleep", True), ("C code with the GIL", False)])
 def test_an_env_that_crashes_or_hangs_once_changes_nothing_but_a_warning(
     make_config: MakeConfig, cluster: Any, client_port: int, tmp_path: Path, fault: str, client: bool
@@ -117,6 +119,7 @@ def test_an_env_that_crashes_or_hangs_once_changes_nothing_but_a_warning(
     assert outcome(run_dir) == outcome(train(undisturbed.model_copy(update={"collect_on": "here"})))
 
 
+@pytest.mark.slow
 def test_a_client_connects_although_the_cluster_could_not_serve_it_at_once(
     cluster: Any, client_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +138,7 @@ def test_a_client_connects_although_the_cluster_could_not_serve_it_at_once(
         ray.shutdown()
 
 
+@pytest.mark.slow
 def test_an_env_that_always_crashes_is_named_and_the_run_can_be_resumed(
     make_config: MakeConfig, cluster: Any, tmp_path: Path
 ) -> None:
@@ -149,6 +153,7 @@ def test_an_env_that_always_crashes_is_named_and_the_run_can_be_resumed(
     assert outcome(run_dir) == outcome(train(config.model_copy(update={"collect_on": "here"})))
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_interrupted_or_killed_leaves_no_actor_and_is_resumed_exactly(
     make_config: MakeConfig, cluster: Any, tmp_path: Path
 ) -> None:
@@ -175,6 +180,7 @@ def test_a_driver_that_is_interrupted_or_killed_leaves_no_actor_and_is_resumed_e
     assert outcome(run_dir) == outcome(train(config.model_copy(update={"collect_on": "here"})))
 
 
+@pytest.mark.slow
 def test_a_cluster_that_lost_its_cpus_is_waited_for_and_then_ends_the_run_with_a_checkpoint(
     make_config: MakeConfig, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +204,7 @@ def test_a_cluster_that_lost_its_cpus_is_waited_for_and_then_ends_the_run_with_a
     assert outcome(run_dir) == outcome(train(grouped(make_config, "dqn")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("process", "text"),
     [("gcs_server", "the head of the Ray cluster has not answered"), ("raylet", "Ray has ended on this machine")],
@@ -225,7 +232,7 @@ def test_a_run_that_loses_the_head_is_saved_and_resumed_exactly(
     assert outcome(run_dir) == outcome(train(grouped(make_config, "sac")))
 
 
-@pytest.mark.parametrize("algo", ["ppo", "sac"])
+@pytest.mark.parametrize("algo", slow_except_first(["ppo", "sac"]))
 def test_a_run_moves_between_here_and_the_cluster_when_it_is_resumed(
     make_config: MakeConfig, cluster: Any, algo: str
 ) -> None:
@@ -235,6 +242,7 @@ def test_a_run_moves_between_here_and_the_cluster_when_it_is_resumed(
     assert outcome(run_dir) == straight
 
 
+@pytest.mark.slow
 def test_the_error_of_an_env_reaches_the_user_with_its_traceback(make_config: MakeConfig, cluster: Any) -> None:
     config = make_config(
         env_id="sample_envs:tests/Failing-v0",

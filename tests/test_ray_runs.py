@@ -92,6 +92,7 @@ def ancestors(place: Place, seed: int) -> list[psutil.Process]:
     return psutil.Process(json.loads((run_dir(place, seed) / "run.lock").read_text())["process"]).parents()
 
 
+@pytest.mark.slow
 def test_seeds_go_on_elsewhere_when_an_actor_and_a_node_are_killed(
     cluster: Any, place: Place, expected: dict[int, Any]
 ) -> None:
@@ -122,6 +123,7 @@ def test_seeds_go_on_elsewhere_when_an_actor_and_a_node_are_killed(
     assert "Training ppo" in (place.group() / "logs" / "seed1.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_group_that_loses_the_head_ends_with_a_clear_line_and_is_resumed_here(
     place: Place, expected: dict[int, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +168,7 @@ def test_a_group_that_loses_the_head_ends_with_a_clear_line_and_is_resumed_here(
     assert results(place.group()) == {seed: expected[seed] for seed in (1, 2)}
 
 
+@pytest.mark.slow
 def test_a_signal_saves_all_runs_and_the_group_goes_on_here(
     cluster: Any, place: Place, expected: dict[int, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +199,7 @@ def test_a_signal_saves_all_runs_and_the_group_goes_on_here(
     assert results(group_dir) == {seed: expected[seed] for seed in (1, 2, 3)}
 
 
+@pytest.mark.slow
 def test_runs_end_with_a_driver_that_is_killed_and_the_group_goes_on(
     cluster: Any, place: Place, expected: dict[int, Any]
 ) -> None:
@@ -214,6 +218,7 @@ def test_runs_end_with_a_driver_that_is_killed_and_the_group_goes_on(
     assert results(group_dir) == {seed: expected[seed] for seed in (1, 2, 3)}
 
 
+@pytest.mark.slow
 def test_the_error_of_an_env_is_that_of_a_run_here_and_a_run_that_never_gets_on_fails(
     cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,6 +236,7 @@ def test_the_error_of_an_env_is_that_of_a_run_here_and_a_run_that_never_gets_on_
     assert on_cluster[1] == f"{here[1]}; this happened 3 times without a new checkpoint"
 
 
+@pytest.mark.slow
 def test_a_directory_that_the_nodes_do_not_see_is_refused(
     cluster: Any, place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +251,7 @@ def test_a_directory_that_the_nodes_do_not_see_is_refused(
     assert not list(place.orders.iterdir())
 
 
+@pytest.mark.slow
 def test_a_node_with_another_torch_is_refused_and_gets_no_run_if_it_joins_later(
     cluster: Any, place: Place, expected: dict[int, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -301,6 +308,7 @@ def test_one_run_is_not_trained_on_ray(place: Place, capsys: pytest.CaptureFixtu
     assert "--on ray is for many seeds: use it with --seeds" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_more_threads_than_a_node_has_are_refused(
     cluster: Any, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,6 +317,7 @@ def test_more_threads_than_a_node_has_are_refused(
     assert not place.runs.exists()
 
 
+@pytest.mark.slow
 def test_a_study_on_a_ray_of_its_own_finds_what_one_job_here_finds(make_config: MakeConfig) -> None:
     here, on_cluster = (run_study(make_config(compile="off", trackers=()), on) for on in ("here", "ray"))
     assert not ray.is_initialized()
@@ -320,6 +329,7 @@ def test_a_study_on_a_ray_of_its_own_finds_what_one_job_here_finds(make_config: 
     assert first == second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variable", "niceness"), [(None, 0), ("3", 3)])
 def test_a_ray_of_its_own_has_the_priority_of_this_process_unless_the_user_chose_another(
     variable: str | None, niceness: int, monkeypatch: pytest.MonkeyPatch

@@ -159,6 +159,7 @@ def run(*arguments: str) -> int:
     return main(["benchmark", *arguments, "--seeds", "1-2", "--episodes", "3"])
 
 
+@pytest.mark.slow
 def test_a_preset_is_measured_once_and_verified(tiny_preset: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tiny_preset, "--document", "page.md") == 0
     receipt = read_receipt(Path("receipts/ppo/tiny.json"))

@@ -51,6 +51,7 @@ def test_a_script_runs_and_fits_on_one_page(algo: str, script: str) -> None:
     check_program(script)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["own_network", "success_rate"])
 def test_the_other_scripts_run_and_fit_on_one_page(script: str, tmp_path: Path) -> None:
     check_program(script, tmp_path)

@@ -163,6 +163,7 @@ class TestWandb:
         assert len(caught) == 1
         assert len(offline_runs(result.run_dir)) == 1
 
+    @pytest.mark.slow
     def test_when_the_process_behind_wandb_dies_the_run_goes_on(self, make_config: MakeConfig) -> None:
         config = make_config(trackers=["wandb"])
         command = [sys.executable, "-c", KILL_WANDB, json.dumps(plain_config(config))]

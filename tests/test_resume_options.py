@@ -136,6 +136,7 @@ def test_another_processor_is_named(finished: TrainResult) -> None:
     assert not note["exact"]
 
 
+@pytest.mark.slow
 def test_other_vector_instructions_are_noticed_in_another_process(finished: TrainResult) -> None:
     stored = load_checkpoint(finished.checkpoint_path).metadata["hardware"]["vector instructions"]
     command = [sys.executable, "-m", "rl_training", "resume", str(finished.run_dir), "--total-timesteps", "192"]
@@ -170,7 +171,8 @@ def test_a_larger_budget_is_named_when_a_schedule_follows_it(
         ("no-such-compiler", ["0" * 32], True),
         ("no-such-compiler", [], True),
         ("no-such-compiler", None, False),
-        ("true", ["0" * 32], True),  # found, but no compiler: noticed at the first update
+        # found, but no compiler: noticed at the first update
+        pytest.param("true", ["0" * 32], True, marks=pytest.mark.slow),
     ],
 )
 def test_updates_that_were_compiled_and_run_eagerly_now_are_named(

@@ -300,6 +300,7 @@ def test_precision_and_threads_hold_for_the_run_only(make_config: MakeConfig) ->
     assert (torch.get_float32_matmul_precision(), torch.get_num_threads()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the C library of Linux")
 def test_freed_memory_is_kept_for_the_next_step() -> None:
     """A block of one megabyte that is freed and asked for again is not mapped anew, page by page."""

@@ -168,6 +168,7 @@ def test_the_page_and_the_picture_have_every_part(tmp_path: Path) -> None:
     assert (tmp_path / "scale.png").stat().st_size > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["here", "processes"])
 def test_a_measured_point_has_every_number(place: str) -> None:
     params = {**FAST.params, "num_steps": 16, "update_epochs": 1}

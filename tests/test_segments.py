@@ -435,6 +435,7 @@ def kill_savers(run_dir: Path) -> None:
     pytest.fail("no process got as far as a new checkpoint")
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_any_moment_leaves_an_intact_checkpoint(tmp_path: Path) -> None:
     in_a_process_of_its_own(kill_savers, tmp_path / "run")
 

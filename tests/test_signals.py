@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 from chaos import result_of
-from conftest import TINY_PPO, TINY_REPLAY, wait_until
+from conftest import TINY_PPO, TINY_REPLAY, slow_except_first, wait_until
 
 from rl_training.cli import main
 from rl_training.experiment.groups import read_group
@@ -101,7 +101,7 @@ def workers_with_programs(owner: psutil.Process) -> dict[psutil.Process, list[ps
 EARLY = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGHUP, 129)]
 
 
-@pytest.mark.parametrize(("number", "code"), EARLY)
+@pytest.mark.parametrize(("number", "code"), slow_except_first(EARLY))
 def test_a_signal_before_there_is_a_run_ends_the_command_without_a_traceback(
     number: signal.Signals, code: int, place: Place
 ) -> None:
@@ -122,7 +122,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", slow_except_first(MOMENTS))
 def test_a_signal_saves_the_run_which_continues_exactly(moment: str, place: Place, tmp_path: Path) -> None:
     step, number, code, changes = MOMENTS[moment]
     other = Place(tmp_path / "straight")
@@ -144,6 +144,7 @@ def test_a_signal_saves_the_run_which_continues_exactly(moment: str, place: Plac
     assert result_of(place.run_dir()) == result_of(other.run_dir())
 
 
+@pytest.mark.slow
 def test_a_signal_while_a_resumed_run_replays_its_episodes_changes_nothing(place: Place) -> None:
     assert main(place.argv("--total-timesteps", "64")) == 0
     before = {path: path.read_bytes() for path in place.run_dir().rglob("*") if path.is_file()}
@@ -175,6 +176,7 @@ with exiting_on_signals():
     assert (ended.returncode, ended.stderr) == (143, b"interrupted by SIGTERM\n")
 
 
+@pytest.mark.slow
 def test_a_hangup_that_nohup_ignores_stays_ignored(place: Place) -> None:
     place.hold_at(70)
     process = place.start(place.argv(), shell='trap "" HUP; exec "$@"', stderr=subprocess.DEVNULL)
@@ -185,7 +187,7 @@ def test_a_hangup_that_nohup_ignores_stays_ignored(place: Place) -> None:
     assert read_metadata(context_of(place.run_dir()))["status"] == "completed"
 
 
-@pytest.mark.parametrize("options", [[], ["--seeds", "1-2"]])
+@pytest.mark.parametrize("options", slow_except_first([[], ["--seeds", "1-2"]]))
 def test_a_closed_terminal_saves_the_run(options: list[str], place: Place) -> None:
     """What is written to a terminal that is gone gives an input/output error."""
     place.configure(total_timesteps=10**9, compile="off")  # no seed ends before its owner passes the signal on
@@ -207,6 +209,7 @@ def test_a_closed_terminal_saves_the_run(options: list[str], place: Place) -> No
 SEEDS = ["--seeds", "1-2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("streams", "options"),
     [("<&- >&- 2>&-", []), (">/dev/full", []), (">&-", SEEDS), ("2>&-", SEEDS), ("<&- >/dev/full", SEEDS)],
@@ -230,7 +233,8 @@ def test_a_run_trains_whatever_its_standard_streams_are(streams: str, options: l
 
 
 @pytest.mark.parametrize(
-    ("starts", "vectorization"), [("orphan", "sync"), ("fork", "sync"), ("session", "async"), ("fork", "async")]
+    ("starts", "vectorization"),
+    slow_except_first([("session", "async"), ("orphan", "sync"), ("fork", "sync"), ("fork", "async")]),
 )
 def test_a_run_ends_with_the_programs_that_its_envs_have_started(starts: str, vectorization: str, place: Place) -> None:
     place.configure(total_timesteps=64, vectorization=vectorization, env_kwargs={"starts": starts})
@@ -240,6 +244,7 @@ def test_a_run_ends_with_the_programs_that_its_envs_have_started(starts: str, ve
     assert b"Run completed" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("starts", ["child", "session"])
 def test_programs_of_envs_in_workers_end_with_a_run_that_is_killed(starts: str, place: Place) -> None:
     place.configure(
@@ -258,6 +263,7 @@ def test_programs_of_envs_in_workers_end_with_a_run_that_is_killed(starts: str, 
         program.kill()
 
 
+@pytest.mark.slow
 def test_programs_of_a_seed_end_with_it_when_a_second_signal_kills_it(place: Place) -> None:
     place.configure(env_kwargs={"starts": "child"})
     place.hold_at(40)

@@ -143,6 +143,7 @@ def test_the_other_side_is_measured_like_ours() -> None:
     assert taken.steps_per_wall_second > 0.0
 
 
+@pytest.mark.slow
 def test_a_measurement_in_a_fresh_process_has_every_number() -> None:
     taken = Measurement(**speed.run_job(Job("measure", row_named("A1"), "eager", 3_072, seed=5)))
     assert (taken.row, taken.side, taken.threads, taken.seed) == ("A1", "eager", 1, 5)
@@ -153,6 +154,7 @@ def test_a_measurement_in_a_fresh_process_has_every_number() -> None:
     assert taken.episode_return > 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["A1", "B", "C", "F"])
 def test_the_parts_of_our_time_make_a_whole(name: str) -> None:
     row = row_named(name)
@@ -224,6 +226,7 @@ def test_further_runs_count_with_their_returns_alone() -> None:
     assert "| 120.0 +- 40.0 (3) | yes |" in row_table(report, "A1")
 
 
+@pytest.mark.slow
 def test_further_runs_are_trained_with_seeds_of_their_own() -> None:
     row = replace(row_named("A1"), steps=2_048)
     outcomes = list(speed.train_extra_runs([(row, "eager")], runs=2, scale=1e-9))

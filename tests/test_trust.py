@@ -132,6 +132,7 @@ def test_no_command_imports_a_file_of_the_working_directory_in_place_of_a_module
     assert (answer.returncode, answer.stdout) == (0, "no runs below .\n"), answer.stderr
 
 
+@pytest.mark.slow
 def test_no_process_of_a_group_imports_a_file_of_the_working_directory(workplace: Path, start: Run) -> None:
     config = write_config(
         workplace, env_id="CartPole-v1", vectorization="async", num_envs=2, envs_per_worker=1, compile="on"
@@ -144,6 +145,7 @@ def test_no_process_of_a_group_imports_a_file_of_the_working_directory(workplace
     assert "InvalidCxxCompiler" in logs  # the process that compiles has come as far as it can
 
 
+@pytest.mark.slow
 def test_no_plugin_of_the_working_directory_is_loaded(workplace: Path, start: Run) -> None:
     hijacked = plant_modules(workplace, {"local_plugin"})
     package = workplace / "local_plugin-1.0.dist-info"
@@ -226,6 +228,7 @@ def test_a_module_that_only_a_config_names_is_not_imported_before_it_is_trusted(
     assert answer.returncode == 0, answer.stderr
 
 
+@pytest.mark.slow
 def test_a_module_that_only_a_run_or_a_group_names_is_not_imported_before_it_is_trusted(
     workplace: Path, marker: Path, run: Run, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def run_tiny(config: TrainConfig, **options: Any) -> TuneResult:
     return tune(config, SPACE, **{"jobs": 1, "trials": 4, "episodes": 2, "confirm": 0, **options})
 
 
+@pytest.mark.slow
 def test_a_promoted_trial_ends_with_the_weights_of_a_straight_run(tiny: TrainConfig, tmp_path: Path) -> None:
     result = run_tiny(tiny)
     best = result.record.trials[result.record.best_trial or 0]
@@ -154,6 +155,7 @@ def test_a_study_uses_its_budgets_and_describes_its_trials(tiny: TrainConfig) ->
     )
 
 
+@pytest.mark.slow
 def test_the_best_config_is_compared_with_the_start_on_new_seeds(
     tiny: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +201,7 @@ def tune_argv(straight_study: Path, output_dir: Path) -> list[str]:
     return [sys.executable, "-m", "rl_training", "tune", "--config", str(config), "--space", str(space), *options]
 
 
+@pytest.mark.slow
 def test_a_study_that_is_killed_again_and_again_ends_like_one_that_was_not(
     straight_study: Path, tmp_path: Path
 ) -> None:
@@ -215,6 +218,7 @@ def test_a_study_that_is_killed_again_and_again_ends_like_one_that_was_not(
     assert read_study(study_dir).best_trial == read_study(straight_study).best_trial
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_saves_its_trials_and_is_resumed(straight_study: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(tune_argv(straight_study, tmp_path), stderr=subprocess.PIPE, text=True)
     wait_until(partial(has_begun, tmp_path / "runs", "trial0001"))
@@ -250,6 +254,7 @@ def test_a_trial_that_fails_does_not_end_the_study(tiny: TrainConfig) -> None:
     assert result.record.best_trial in (0, 1)
 
 
+@pytest.mark.slow
 def test_a_study_whose_first_trials_all_fail_ends_with_their_reason(tiny: TrainConfig) -> None:
     broken = tiny.model_copy(update={"best_metric": "success_rate"})
     with pytest.raises(RunDirectoryError, match=r"5 trials in a row failed.*'success_rate' is not in the evaluation"):
@@ -321,6 +326,7 @@ def test_a_run_that_is_stopped_before_it_has_a_directory_only_interrupts_the_stu
     assert not any(trial.failure for trial in read_study(study_dir).trials)
 
 
+@pytest.mark.slow
 def test_a_confirmation_evaluates_as_many_episodes_as_the_trials(tiny: TrainConfig) -> None:
     result = run_tiny(tiny.model_copy(update={"eval_episodes": 0}), trials=1, rungs=1, confirm=2)
     assert result.confirmation is not None

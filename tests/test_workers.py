@@ -434,6 +434,7 @@ assert_same(play(envs, 8), play(in_process(count=1), 8))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("importable")
 @pytest.mark.parametrize("what", ["stop all", "stop owner"])
 def test_time_in_which_the_owner_was_stopped_does_not_count(what: str) -> None:
@@ -475,6 +476,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("importable")
 @pytest.mark.parametrize("does", ["idle", "hung"])
 def test_workers_end_when_their_owner_is_killed(does: str, tmp_path: Path) -> None:
@@ -488,6 +490,7 @@ def test_workers_end_when_their_owner_is_killed(does: str, tmp_path: Path) -> No
     assert not alive
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("importable")
 def test_an_owner_that_ends_without_closing_is_not_held_up(tmp_path: Path) -> None:
     owner, workers = start_owner("end", tmp_path)
