@@ -77,6 +77,13 @@ def test_for_env_starts_from_the_shipped_preset() -> None:
     assert model.config.algo_kwargs["gamma"] == 0.5
 
 
+def test_for_env_keeps_the_wrappers_of_the_preset_unless_others_are_given() -> None:
+    env_id = "popgym:popgym-AutoencodeEasy-v0"
+    assert PPO.for_env(env_id).config.wrappers == ("FlattenObservation",)
+    assert PPO.for_env(env_id, wrappers=["ClipReward"]).config.wrappers == ("ClipReward",)
+    assert PPO.for_env(env_id, wrappers=[]).config.wrappers == ()
+
+
 def test_for_env_refuses_unknown_names() -> None:
     with pytest.raises(ConfigError, match="did you mean 'gamma'"):
         PPO.for_env("CartPole-v1", gama=0.5)

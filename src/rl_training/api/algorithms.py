@@ -129,7 +129,8 @@ class Algorithm:
             raise ConfigError(f"wrappers={own['wrappers']!r}: give a list of wrappers")
         given = {"algo": cls.algo, **described, **own}
         given["env_kwargs"] = {**described.get("env_kwargs", {}), **own.get("env_kwargs", {})}
-        given["wrappers"] = [*described.get("wrappers", ()), *own.get("wrappers", ())]
+        if "wrappers" in own or described.get("wrappers"):  # otherwise those of the preset stay
+            given["wrappers"] = [*described.get("wrappers", ()), *own.get("wrappers", ())]
         given["algo_kwargs"] = {**own.get("algo_kwargs", {}), **params}
         preset = find_preset(cls.algo, given["env_id"])
         layers = [read_yaml(preset, "preset")] if preset else []
