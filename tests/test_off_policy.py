@@ -19,6 +19,7 @@ from rl_training.runtime.collector import LocalCollector
 from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.off_policy import add_to_replay, build_replay, updates_owed, wire_off_policy
 from rl_training.runtime.registry import get_algorithm_spec
+from rl_training.runtime.trainer import TrainerState
 
 BOTH = pytest.mark.parametrize("algo", ["dqn", "sac"])
 
@@ -42,6 +43,31 @@ class Counting(Callback):
 
     def on_eval_end(self, trainer: Any, metrics: Any) -> None:
         self.evaluations += 1
+
+
+class ListenAtStart(Callback):
+    """Keeps what a run says at its start."""
+
+    def on_train_start(self, trainer: TrainerState) -> None:
+        self.decisions = trainer.decisions
+
+
+@BOTH
+@pytest.mark.parametrize(("warm_up", "said"), [(128, "128: nothing is learned in 128 steps"), (127, None)])
+def test_a_run_whose_warm_up_lasts_to_its_end_says_so(
+    make_config: MakeConfig, algo: str, warm_up: int, said: str | None
+) -> None:
+    listener = ListenAtStart()
+    config = make_config(algo=algo, num_envs=1, algo_kwargs={"learning_starts": warm_up, "train_frequency": 1})
+    result = get_algorithm_spec(algo).train_fn(config, callbacks=[listener])
+    assert listener.decisions.get("learning_starts") == said
+    assert result.metrics["num_updates"] == (0 if said else 1)
+
+
+@pytest.mark.parametrize("prioritized", [True, False])
+def test_settings_of_a_prioritised_replay_that_is_off_are_named(prioritized: bool) -> None:
+    found = DQNParams(prioritized=prioritized, priority_alpha=0.5).explain_ineffective(10_000)
+    assert found == ({} if prioritized else {"priority_alpha": "has no effect without prioritized"})
 
 
 @BOTH

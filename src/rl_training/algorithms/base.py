@@ -198,6 +198,11 @@ class LearnerParams(StrictModel):
             text = f"algo_kwargs.encoder_kwargs={self.encoder_kwargs}: the encoder {self.encoder} takes no arguments"
             raise config_error([Problem(("algo_kwargs", "encoder_kwargs"), text)])
 
+    def explain_ineffective(self, total_timesteps: int) -> dict[str, str]:
+        """Return the parameters that have no effect, or an unexpected one, in a run with this budget, and why."""
+        del total_timesteps
+        return {}
+
     def scheduled_names(self) -> list[str]:
         """Return the names of the parameters whose values depend on the planned budget."""
         return [name for name, value in self if isinstance(value, Schedule) and value.schedule != "constant"]
@@ -271,6 +276,13 @@ class OffPolicyParams(LearnerParams):
         """Return the gradient steps that follow the env steps after the warm-up."""
         del num_envs
         return max(0, total_timesteps - self.learning_starts) // self.train_frequency * self.gradient_steps
+
+    def explain_ineffective(self, total_timesteps: int) -> dict[str, str]:
+        """Also name a warm-up that lasts until the end of the run."""
+        found = super().explain_ineffective(total_timesteps)
+        if self.learning_starts >= total_timesteps:
+            found["learning_starts"] = f"{self.learning_starts:,}: nothing is learned in {total_timesteps:,} steps"
+        return found
 
     @property
     def rows_per_step(self) -> int:

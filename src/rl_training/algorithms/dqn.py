@@ -83,6 +83,14 @@ class DQNParams(OffPolicyParams):
             text = "algo_kwargs.shared_trunk=True: only the two parts of a dueling network share a trunk; add dueling"
             raise config_error([Problem(("algo_kwargs", "shared_trunk"), text)])
 
+    def explain_ineffective(self, total_timesteps: int) -> dict[str, str]:
+        """Also name settings of a prioritised replay that is switched off."""
+        found = super().explain_ineffective(total_timesteps)
+        for name in ("priority_alpha", "priority_beta"):
+            if not self.prioritized and getattr(self, name) != type(self).model_fields[name].default:
+                found[name] = "has no effect without prioritized"
+        return found
+
     def scheduled_names(self) -> list[str]:
         """Return the scheduled parameters in use: with the exploration, and `priority_beta` only if it is used."""
         names = [name for name in super().scheduled_names() if name != "priority_beta" or self.prioritized]

@@ -166,7 +166,7 @@ def _build_train_fn(
                 check_evaluation_env(config, envs.observation_space, envs.action_space)
             limit = _evaluation_limit(config)
             decisions = {"num_threads": threads, "vectorization": vectorization, "action_mask": mask}
-            decisions["eval_max_steps"] = limit
+            decisions |= {"eval_max_steps": limit, **params.explain_ineffective(config.total_timesteps)}
             scheduled = params.scheduled_names()
             options = RunOptions(run_suffix, checkpoint_state, listeners, output_dir, lock, decisions, scheduled)
             with _running_session(config, parts, options) as session:
