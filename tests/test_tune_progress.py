@@ -50,6 +50,10 @@ def test_a_file_gets_a_plain_line_now_and_then(study: tuple[Path, StudySettings,
     left = 10 * 1_000 + 3 * 2_000 + 1 * 6_000 - 1_000 + 2 * 5 * 9_000
     assert left / 100 == 18 * 60 + 30
     assert line == f"{begun}  21,000 steps  100 steps/s  about 18:30 left"
+    study_dir, settings, record = study
+    confirmed = record.model_copy(update={"confirmation": confirmation_of(1)})
+    _, line, _ = shown(Console(file=io.StringIO(), width=40), (study_dir, settings, confirmed), seconds=5.0)
+    assert line == f"{begun}  21,000 steps  100 steps/s  about 3:30 left"
 
 
 def test_new_values_are_lines_of_a_file(study: tuple[Path, StudySettings, StudyRecord]) -> None:

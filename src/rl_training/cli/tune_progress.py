@@ -120,11 +120,13 @@ def _speed(settings: StudySettings, record: StudyRecord, running: Running, rate:
     """Format the speed of the whole study and the time left.
 
     The speed is that of the last five minutes, with starts and evaluations. The steps that are left are those of the
-    promotions that successive halving plans, and those of the confirmation.
+    promotions that successive halving plans, and those of the confirmation, unless the best trial has been confirmed.
     """
     if rate <= 0.0:
         return ""
-    left = _trial_steps_left(settings, record, running) + 2 * settings.confirm * settings.budgets[-1]
+    left = _trial_steps_left(settings, record, running)
+    if record.confirmation is None:
+        left += 2 * settings.confirm * settings.budgets[-1]
     return f"  {rate:,.0f} steps/s  about {format_duration(left / rate)} left"
 
 
