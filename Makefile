@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # All tests of a file run in one process, so that they share what is costly to make: runs, compiled updates, clusters.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Many tests wait for other processes, so three test processes are faster than two on two cores.
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: train test test-slow check format benchmark chaos bench scale clean
 
