@@ -108,9 +108,9 @@ class Algorithm:
     def for_env(cls, env: Any, **options: Any) -> Self:
         """Create a model for an environment from its shipped preset, or from the defaults if there is none.
 
-        `env` is an id, a class, a function that makes the environment, or an environment of `gymnasium.make`, from
-        whose spec copies are made. `options` replace values of the preset. They are fields of `TrainConfig` or
-        parameters of the algorithm.
+        `env` is an id, a class, a function that makes the environment, or an environment that `gymnasium.make`
+        returned, which is then made anew from its spec. `options` replace values of the preset. They are fields of
+        `TrainConfig` or parameters of the algorithm.
         """
         return cls(env=env, **options)
 
@@ -218,15 +218,15 @@ class Algorithm:
     def predict(self, obs: Any, deterministic: bool = True, action_masks: Any = None) -> Any:
         """Return the action for one observation (an `int` if it is discrete), or one action per row of a batch.
 
-        An agent that was trained with masks of legal actions needs those of these observations, unless they are a part
-        of them. While `learn` runs, callbacks get the actions of the weights as they are now.
+        An agent that was trained with masks of legal actions needs `action_masks`, unless the masks are part of the
+        observations. While `learn` runs, callbacks that call `predict` get actions from the current weights.
         """
         if self._observer.trainer is not None:
             return self._observer.trainer.predict(obs, deterministic, action_masks)
         return self._spec.predict_fn(self._live_agent(), obs, deterministic, action_masks)
 
     def export(self, path: Path | str, *, format: FormatName) -> Export:  # noqa: A002  (as the command line calls it)
-        """Write the deterministic policy as a file that acts without this package, once it was checked."""
+        """Check the deterministic policy and write it as a file that acts without this package."""
         return export_agent(self._live_agent(), path, format)
 
     def evaluate(

@@ -39,7 +39,7 @@ class Head:
     hidden_sizes: tuple[int, ...] | None = None
     """Hidden layers of its own; none: those of the spec, or no further ones after a shared trunk."""
     gain: float | None = None
-    """With it, all weights are orthogonal, with this gain in the last layer; none: torch's own initial weights."""
+    """Gain of the last layer if all initial weights are to be orthogonal; none: torch's own initial weights."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class NetworkSpec:
             module = self.make_encoder(encoder)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             module(torch.zeros(PROBE_ROWS, encoder.size))
-        return int(counter.get_total_flops()) // (2 * PROBE_ROWS)  # an addition belongs to every multiplication
+        return int(counter.get_total_flops()) // (2 * PROBE_ROWS)  # an addition is counted with every multiplication
 
     def build(self, encoder: Encoder, head: Head) -> Network:
         """Build a network for rows of features."""
