@@ -162,7 +162,7 @@ def count_choices(space: spaces.Space[Any]) -> int:
 
 
 def find_mask_method(env: AnyEnv) -> Callable[[], Any] | None:
-    """Return the method that gives the legal actions, of the env or of one of its layers; none if no layer has it."""
+    """Return the method that gives the legal actions, from the outermost layer that has it; none if no layer has it."""
     for layer in layers_of(env):
         method: Callable[[], Any] | None = getattr(layer, MASK_METHOD) if MASK_METHOD in dir(type(layer)) else None
         if callable(method):
