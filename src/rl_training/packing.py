@@ -53,17 +53,17 @@ class Leaf:
 
     @property
     def size(self) -> int:
-        """How many numbers its value has."""
+        """The number of elements of its value."""
         return int(np.prod(self.shape))
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes its value has."""
+        """The size of its value in bytes."""
         return self.size * self.dtype.itemsize
 
     @property
     def choices(self) -> Array | None:
-        """How many values each of its numbers may take, [size]; none for a Box."""
+        """The number of values that each element may take, [size]; none for a Box."""
         if isinstance(self.space, spaces.Discrete):
             return np.array([self.space.n])
         if isinstance(self.space, spaces.MultiDiscrete):

@@ -21,7 +21,7 @@ _RMSPROP_ALPHA = 0.99
 _EPS = 1e-8
 
 State = Mapping[str, Tensor]
-"""What an update rule remembers from one step to the next, by name."""
+"""The tensors that an update rule keeps from one step to the next, by name."""
 
 
 def check_finite(loss: float, gradient_norm: float, step: GradientStep) -> None:
@@ -45,7 +45,7 @@ def _suspect(step: GradientStep) -> str:
 
 
 class UpdateRule(Protocol):
-    """How a gradient moves the parameters.
+    """A rule that turns gradients into changes of the parameters, such as Adam.
 
     A compiled step contains its rule as a constant, so a rule can be pickled and its `repr` shows all its numbers. It
     never changes an entry of the flat vector whose value and gradient are both zero: these are the padding.
@@ -331,7 +331,7 @@ class Optimizer:
         return {name: tensor.cpu().clone() for name, tensor in self._state.items()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state`; an empty one is that of a new optimizer."""
+        """Continue from `state`; an empty state stands for a new optimizer."""
         if not state:
             return
         if state.keys() != self._state.keys():

@@ -70,7 +70,7 @@ class PPOParams(OnPolicyParams):
     """Epsilon of the optimizer, whichever it is."""
 
     def planned_gradient_steps(self, total_timesteps: int, num_envs: int) -> int:
-        """Return the gradient steps of all rollouts, each of which is used in epochs of minibatches."""
+        """Return the number of gradient steps: the minibatches of all epochs of all rollouts."""
         rollout = self.num_steps * num_envs
         rollouts, minibatches = -(-total_timesteps // rollout), -(-rollout // self.minibatch_size)  # rounded up
         return rollouts * self.update_epochs * minibatches

@@ -289,7 +289,7 @@ def _forget(lock: Path, unwanted: Sequence[Path], *, keep_lock: bool) -> None:
 
 def _end_with_owner() -> None:
     """End this process and its C++ compiler when the process that ordered the compilation is gone."""
-    os.read(0, 1)  # returns when nobody can write any more
+    os.read(0, 1)  # returns when no process can write to stdin any more
     kill_tree(os.getpid())
 
 

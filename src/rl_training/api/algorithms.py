@@ -100,7 +100,7 @@ class Algorithm:
         self._state: CheckpointState | None = None
         self._loaded_from = Path()
         self._run_dir: Path | None = None
-        """The directory in which learning goes on; none if it begins in a new one."""
+        """The directory in which learning continues; none if learning starts in a new one."""
         self._agent: Agent | None = None
         self._observer = _RunObserver()
 
@@ -147,9 +147,9 @@ class Algorithm:
         """Train until the budget is used up: `learn(100_000)` and `learn(total_timesteps=100_000)` are the same.
 
         The budget counts all env steps of the run. A model that has already learned, or that was loaded from a run
-        directory, goes on in its run directory and needs a larger budget. A model that was loaded from a file, or
-        with another environment, wrappers or encoder, goes on in a new run directory. `callbacks` is a callback or
-        several, and may also be the first argument. `progress` shows a progress display.
+        directory, continues in its run directory and needs a larger budget. A model that was loaded from a file, or
+        with another environment, wrappers or encoder, continues in a new run directory. `callbacks` is one callback
+        or several, and may also be the first argument. `progress` shows a progress display.
         """
         total_timesteps, given = _read_arguments(budget, callbacks, total_timesteps)
         self._observer = _RunObserver()
@@ -171,7 +171,7 @@ class Algorithm:
                 self._run_dir = result.run_dir
 
     def _train(self, change: Layer, listeners: Sequence[Listener]) -> TrainResult:
-        """Train in a new run directory, or go on in the directory of this model or in a fork of its checkpoint."""
+        """Train in a new run directory, or continue in the directory of this model or in a fork of its checkpoint."""
         if self._state is None:
             self.config = resolve_config([Layer("model", plain_config(self.config)), change]).config
             return DefaultExperimentManager().setup(self.config, listeners).train()

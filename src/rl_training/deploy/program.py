@@ -22,7 +22,7 @@ class Input:
 
     name: str
     path: tuple[str | int, ...]
-    """Where the array lies in a nested observation; empty if the observation is not nested."""
+    """The keys and positions that lead to the array in a nested observation; empty if it is not nested."""
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 

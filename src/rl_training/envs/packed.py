@@ -53,7 +53,7 @@ class ActionMasks:
     """Reads the masks of an env's legal actions, and refuses those that do not fit its actions."""
 
     def __init__(self, env: AnyEnv, source: str) -> None:
-        """`source` says where the masks come from, as the config field `action_mask` does."""
+        """`source` says where the masks come from, as a value of the config field `action_mask`."""
         self.size = count_choices(env.action_space)
         self.entry = source.removeprefix(OBSERVED) if source.startswith(OBSERVED) else None
         self._choices = choices_of_actions(env.action_space)

@@ -1,4 +1,4 @@
-"""What environments report about an episode: the numbers in the info of its last step."""
+"""The numbers that environments report about an episode, in the info of its last step."""
 
 import math
 import re

@@ -41,7 +41,7 @@ class ActionDistribution(Protocol):
     noise: NoiseParts
     """The random numbers that one action is made of: their kinds, in order, and how many there are of each."""
     mask_size: int
-    """How many choices a mask of legal actions covers; 0 if the distribution cannot use masks."""
+    """The number of choices that a mask of legal actions covers; 0 if the distribution cannot use masks."""
     shapes: dict[str, Shape]
     """Parameters of the distribution itself, besides the network's."""
     action_shape: Shape
@@ -49,7 +49,7 @@ class ActionDistribution(Protocol):
 
     @property
     def parts(self) -> tuple[ActionPart, ...]:
-        """How the outputs become the likeliest action, one description for each part of a nested action."""
+        """The rules by which the outputs become the likeliest action, one for each part of a nested action."""
 
     def sample(
         self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: Array, masks: Array | None = None
@@ -114,7 +114,7 @@ class Categorical:
         return likeliest
 
     def to_env(self, actions: Array) -> Array:
-        """Return the actions counted from the start of the space."""
+        """Return the actions with the start of the space added."""
         return actions + self._start if self._start else actions
 
     def score(
@@ -198,7 +198,7 @@ class MultiCategorical:
         return best
 
     def to_env(self, actions: Array) -> Array:
-        """Return the actions counted from the start of the space, in its shape."""
+        """Return the actions with the start of the space added, in its shape."""
         return (actions + self._start).reshape(len(actions), *self._env_shape).astype(self._env_dtype, copy=False)
 
     def score(

@@ -153,7 +153,7 @@ class FeaturePart:
     """The columns of the features that come from one part of the observation."""
 
     path: tuple[str | int, ...]
-    """Where the part lies in a nested observation; empty if the observation is not nested."""
+    """The keys and positions that lead to the part in a nested observation; empty if the observation is not nested."""
     start: int
     stop: int
     shape: tuple[int, ...]
@@ -177,9 +177,9 @@ class LeafEncoder:
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
         self.choices = leaf.choices
-        """How many columns each number becomes if it is one-hot; none if it stays a number."""
+        """The number of one-hot columns of each number; none if numbers are kept as they are."""
         self.scale = np.float32(1.0)
-        """What numbers are divided by."""
+        """The number that all values are divided by."""
         if self.choices is not None:
             self.kind: FeatureKind = "one_hot"
             binary = isinstance(leaf.space, spaces.MultiBinary)
@@ -245,9 +245,9 @@ class Encoder:
         """The shape of one stored observation."""
         self.storage_dtype = _storage_dtype(space)
         self.num_frames = space.num_frames if isinstance(space, StackedFrames) else 1
-        """How many frames an observation stacks along its first axis."""
+        """The number of frames that an observation stacks along its first axis."""
         self.num_vector = sum(part.stop - part.start for part in self.parts if part.kind == "vector")
-        """How many features can be normalised; they are the first columns."""
+        """The number of features that can be normalised; they are the first columns."""
         num_bytes = 4 * self.size + _STATISTICS_BYTES * self.num_vector
         check_memory(num_bytes, f"the observations of {space} are too large, wrap the env")
         self.normalizer = FeatureNormalizer(self.num_vector, enabled=normalize and self.num_vector > 0)
@@ -290,7 +290,7 @@ class Encoder:
 
     @property
     def mask_size(self) -> int:
-        """How many actions, or choices of all actions together, a mask covers; 0 if observations have no mask."""
+        """The number of actions, or of choices of all actions, that a mask covers; 0 if observations have no mask."""
         return 0 if self._packed is None or self._packed.mask is None else self._packed.mask.size
 
     def masks_array(self, obs: Array) -> Array | None:

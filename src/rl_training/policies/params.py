@@ -21,7 +21,7 @@ _COPIES = 6  # weights, gradient, two moments, a target or the values to start f
 
 
 class FlatLayout:
-    """Where each named array lies in the flat vector, every one padded to 64 bytes."""
+    """The positions of named arrays in the flat vector; each array is padded to 64 bytes."""
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
         self.shapes = dict(shapes)

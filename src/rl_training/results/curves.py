@@ -54,7 +54,7 @@ class Band:
 
 @dataclass(frozen=True)
 class SampleEfficiency:
-    """How many env steps each run took to reach a threshold."""
+    """The number of env steps that each run took to reach a threshold."""
 
     threshold: float
     steps: tuple[float | None, ...]

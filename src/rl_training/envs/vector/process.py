@@ -156,7 +156,7 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
         return self._arrays.read(self._block), infos
 
     def step(self, actions: Any) -> StepResult:
-        """Step all envs. At an episode's end the observation is that episode's true last one."""
+        """Step all envs; at the end of an episode, the observation is the true last one of that episode."""
         taken = self.tracker.begin_step(actions)
         block = 1 - self._block
         commands: dict[int, Command] = {

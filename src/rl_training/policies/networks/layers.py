@@ -21,7 +21,7 @@ ACTIVATIONS: dict[Activation, type[nn.Module]] = {
 
 
 def make_hidden_layers(sizes: Sequence[int], activation: Activation, *, layer_norm: bool) -> nn.Sequential:
-    """Return linear layers between these sizes, each followed by an activation, with a LayerNorm between if wanted."""
+    """Return linear layers between these sizes, each followed by an activation; `layer_norm` normalises before it."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
         layers.append(nn.Linear(inputs, outputs))

@@ -126,7 +126,8 @@ class MLP:
     def backward(self, params: Mapping[str, Tensor], trace: Trace, output_gradients: Tensor) -> dict[str, Tensor]:
         """Compute the gradient of every parameter.
 
-        Written out, because automatic differentiation takes two to three times as long for small networks.
+        The derivatives are written by hand, because automatic differentiation takes two to three times as long for
+        small networks.
         """
         gradients: dict[str, Tensor] = {}
         for index, outer in self._layer_gradients(params, trace, output_gradients):

@@ -24,7 +24,7 @@ class _Graph(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a layer keeps a parameter or a buffer."""
+    """The place where a layer keeps a parameter or a buffer."""
 
     values: dict[str, Any]
     name: str

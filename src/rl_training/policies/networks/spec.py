@@ -1,4 +1,4 @@
-"""Which networks an algorithm uses: the fast MLP for flat features, modules for everything else."""
+"""The choice of networks for an algorithm: the fast MLP for flat features, modules for everything else."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ from rl_training.policies.params import check_parameters_fit
 
 @dataclass(frozen=True)
 class Head:
-    """What one part of a policy, such as its actor, needs from a network."""
+    """The requirements of one part of a policy, such as its actor, for its network."""
 
     name: str
     num_outputs: int
@@ -44,7 +44,7 @@ class Head:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """What the networks of one algorithm have in common."""
+    """The settings that the networks of one algorithm share."""
 
     hidden_sizes: tuple[int, ...]
     activation: Activation
