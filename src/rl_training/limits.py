@@ -9,7 +9,7 @@ import psutil
 from rl_training.cores import own_cgroup_folder
 from rl_training.errors import ConfigError
 
-_SPARE_FILES = 16  # for the files of a run, its trackers and the libraries
+_SPARE_FILES = 16  # for the files of a run, of its trackers and of libraries
 _PID_LIMITS = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max")
 
 

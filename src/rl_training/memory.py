@@ -12,7 +12,7 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # options of mallopt(3)
 
 
 def check_memory(num_bytes: int, remedy: str) -> None:
-    """Raise `ConfigError` if `num_bytes` do not fit into the memory that is free now; warn of more than half of all."""
+    """Raise `ConfigError` if `num_bytes` exceed the memory that is free now; warn if they exceed half of all memory."""
     memory, needed = psutil.virtual_memory(), f"{num_bytes // 2**20 / 2**10:,.1f} GiB needed"
     if num_bytes > memory.available:
         raise ConfigError(f"{needed}, {memory.available / 2**30:.1f} GiB free: {remedy}")

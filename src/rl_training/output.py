@@ -44,7 +44,8 @@ def show_line(text: object, *, error: bool = False) -> None:
 def printable_warnings() -> Iterator[None]:
     """Print warnings without control characters, because they often quote files and environments.
 
-    The place is left out where it means nothing to a user: in this package, and in installed ones.
+    User warnings from this package and from installed packages are printed without file and line, which mean nothing
+    to a user.
     """
     before = warnings.formatwarning
     libraries = tuple(f"{place}{os.sep}" for place in (Path(__file__).parent, sysconfig.get_path("purelib")))

@@ -31,10 +31,10 @@ class Leaf:
     """One array within a nested space."""
 
     path: Path
-    """The keys and positions that lead to it; empty for a space that is not nested."""
+    """The keys and positions that lead to the leaf; empty for a space that is not nested."""
     space: LeafSpace
     start: int
-    """The first byte of an observation's row, or the first column of an action's, that belongs to it."""
+    """The leaf's first byte in the row of an observation, or its first column in the row of an action."""
 
     @property
     def name(self) -> str:
@@ -53,17 +53,17 @@ class Leaf:
 
     @property
     def size(self) -> int:
-        """How many numbers its value has."""
+        """The number of elements of its value."""
         return int(np.prod(self.shape))
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes its value has."""
+        """The size of its value in bytes."""
         return self.size * self.dtype.itemsize
 
     @property
     def choices(self) -> Array | None:
-        """How many values each of its numbers may take, [size]; none for a Box."""
+        """The number of values that each element may take, [size]; none for a Box."""
         if isinstance(self.space, spaces.Discrete):
             return np.array([self.space.n])
         if isinstance(self.space, spaces.MultiDiscrete):
@@ -83,7 +83,7 @@ class Leaf:
 
 
 def nested_spaces(space: Space[Any], path: Path = ()) -> Iterator[tuple[Path, Space[Any]]]:
-    """List the spaces within a Dict or Tuple, at any depth, or the space itself."""
+    """Yield the spaces within a Dict or Tuple, at any depth, or the space itself."""
     if isinstance(space, spaces.Dict):
         for key, inner in space.spaces.items():
             yield from nested_spaces(inner, (*path, key))
@@ -105,7 +105,7 @@ class PackedObservations(spaces.Box):
     """
 
     def __init__(self, original: Space[Any], mask_size: int = 0, *, without: str | None = None) -> None:
-        """`without` names an entry of a Dict that no network is to see, because it is the mask."""
+        """`without` names the entry of a Dict that is the mask, which networks do not see."""
         self.original, self.without = original, without
         self.left_out: list[str] = []
         leaves: list[Leaf] = []
@@ -138,7 +138,7 @@ class PackedObservations(spaces.Box):
         return f"Packed({self.original}{', action_mask' if self.mask else ''})"
 
     def pack(self, obs: Any, mask: Any = None) -> Array:
-        """Return an observation as a row; one that does not fit its space is refused by the name of its part."""
+        """Return an observation as a row; the error for one that does not fit its space names the part."""
         row = np.zeros(self.shape, np.uint8)
         for leaf in self.leaves:
             self._write(row, leaf, leaf.value_in(obs))

@@ -38,17 +38,17 @@ def split_entry(entry: Any) -> tuple[Any, dict[str, Any]]:
         named, kwargs = entry, {}
     else:
         raise ValueError("give a name, or a map with one key: the name, and its keyword arguments")
-    kwargs = {} if kwargs is None else kwargs  # YAML reads nothing after the colon as null
+    kwargs = {} if kwargs is None else kwargs  # YAML reads a missing value after the colon as null
     if not isinstance(kwargs, dict) or not all(isinstance(key, str) for key in kwargs):
         raise ValueError(f"give the keyword arguments of {named} as a map of names to values")
     return named, kwargs
 
 
 def find_argument_problem(make: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Say why a class or function cannot be called with these arguments; none if it can."""
+    """Return why a class or function cannot be called with these arguments; none if it can."""
     try:
         signature = inspect.signature(make)
-    except ValueError:  # not known for some classes written in C
+    except ValueError:  # some classes that are written in C have no signature
         return None
     try:
         signature.bind(*args, **kwargs)
@@ -58,7 +58,7 @@ def find_argument_problem(make: Callable[..., Any], args: tuple[Any, ...], kwarg
     return None
 
 
-_local_objects: dict[str, Any] = {}  # those that were defined in a script or notebook, by their path
+_local_objects: dict[str, Any] = {}  # objects that were defined in a script or notebook, by their path
 
 
 def object_path(value: Any) -> Any:
@@ -69,9 +69,9 @@ def object_path(value: Any) -> Any:
 def callable_path(value: Callable[..., Any]) -> str:
     """Return the path `package.module:Name` of a callable.
 
-    What cannot be imported again, such as a lambda or a class in a notebook, gets the path `local:Name` in this
-    process. Another object of the same name gets the path `local2:Name`, and so on. The name of a lambda contains a
-    digest of its code, so that a checkpoint that names one is not taken for that of another.
+    An object that cannot be imported again, such as a lambda or a class in a notebook, gets the path `local:Name` in
+    this process. Another object of the same name gets the path `local2:Name`, and so on. The name of a lambda contains
+    a digest of its code, so that a checkpoint that names one lambda is never used with another.
     """
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if module != "__main__" and name and getattr(sys.modules.get(str(module)), name, None) is value:
@@ -89,7 +89,7 @@ def _local_name(value: Any) -> str:
     if name != "<lambda>":
         return name
     code = value.__code__
-    constants = [each for each in code.co_consts if not isinstance(each, CodeType)]  # whose text has an address
+    constants = [each for each in code.co_consts if not isinstance(each, CodeType)]  # the repr of code has an address
     text = repr((code.co_code, code.co_names, constants, value.__defaults__))
     return f"{_LAMBDA}{sha256(text.encode()).hexdigest()[:6]}"
 
@@ -102,17 +102,17 @@ def innermost_function(value: Any) -> Any:
 
 
 def is_local(path: str) -> bool:
-    """Return whether a path names an object that only the process knows in which it was defined."""
+    """Return whether a path names an object that is known only to the process that defined it."""
     return re.fullmatch(r"local\d*:\w+", path) is not None
 
 
 def local_objects(paths: Iterable[str]) -> dict[str, Any]:
-    """Return the objects of this process among those that these paths name."""
+    """Return the objects of this process that these paths name, by path; paths of other objects are left out."""
     return {path: _local_objects[path] for path in paths if path in _local_objects}
 
 
 def call_with_objects(objects: dict[str, Any], function: Callable[[], T]) -> T:
-    """Call a function in another process that needs these objects of this one."""
+    """Call a function that needs these local objects of another process; this runs in the new process."""
     _local_objects.update(objects)
     return function()
 

@@ -1,6 +1,6 @@
 """Spaces as plain values, so that an agent can be loaded without its environment.
 
-The values may come from a file that anybody wrote. So every value is checked, and nothing large is allocated before.
+The values may come from a file that anybody wrote, so all of them are checked before anything large is allocated.
 """
 
 import math
@@ -41,7 +41,7 @@ def describe_space(space: Space[Any]) -> Plain | None:
 
 
 def build_space(values: Any, name: str) -> Space[Any]:
-    """Return the space that `describe_space` described; `name` is for the message that refuses other values."""
+    """Return the space that `describe_space` described; refuse other values in a message that contains `name`."""
     try:
         if _size_of(values) > _MAX_BYTES:
             raise ValueError(f"its values have more than {_MAX_BYTES:,} bytes")
@@ -52,7 +52,7 @@ def build_space(values: Any, name: str) -> Space[Any]:
 
 
 def _describe(space: Space[Any]) -> Plain:
-    # The classes are ordered: a space of this package comes before the Box that it is.
+    # The order matters: spaces of this package are subclasses of Box, so they come before it.
     name = next((name for name, kind in _KINDS.items() if isinstance(space, kind.space)), None)
     if name is None:
         raise TypeError(f"{type(space).__name__} spaces cannot be stored")

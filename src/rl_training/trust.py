@@ -66,8 +66,8 @@ _gates: list[ModuleGate] = []  # the last one applies; empty outside of the comm
 def guarded_imports(source: Path | None, typed: Collection[str] = (), *, trust: bool = False) -> Iterator[None]:
     """Inside the block, import modules of the working directory only if they were typed or trusted.
 
-    `typed` contains the names of code that the user typed, such as an env id. `source` is the file or directory that
-    contains all others.
+    `typed` contains the names of code that the user typed, such as an env id. All other names come from `source`, a
+    file or directory.
     """
     _gates.append(ModuleGate(source, typed, trust=trust))
     try:

@@ -48,7 +48,7 @@ class LearnerSetup:
     total_timesteps: int
     """The budget that schedules refer to."""
     compile_as: str | None = None
-    """Describes everything that compiled updates depend on besides sizes and code; none: updates run eagerly."""
+    """A text that names everything compiled updates depend on, besides sizes and code; none: updates run eagerly."""
 
     def draws(self, kind: Kind, size: int, purpose: str, envs: Sequence[int]) -> Draws:
         """Return random numbers for acting in these envs."""
@@ -78,13 +78,13 @@ EncoderName = Annotated[str, BeforeValidator(object_path), AfterValidator(_check
 
 
 Settings = Mapping[str, float | Tensor]
-"""Numbers that a gradient step depends on beside its batch; scalar tensors in compiled updates."""
+"""Numbers that a gradient step depends on besides its batch; scalar tensors in compiled updates."""
 Networks = Mapping[str, Mapping[str, Tensor]]
 """The named parameters of every network that a loss depends on."""
 
 
 class LossGradients(NamedTuple):
-    """The gradients of a loss in the parameters of one network, and the numbers to log with them."""
+    """The gradients of a loss with respect to the parameters of one network, and the numbers to log."""
 
     gradients: Mapping[str, Tensor]
     metrics: Tensor
@@ -94,7 +94,7 @@ class LossGradients(NamedTuple):
 
 
 ComputeGradients = Callable[[Networks, Batch, Settings], LossGradients]
-"""Computes the gradients of a loss in the parameters of the first network; it depends on nothing but its arguments."""
+"""A function of its arguments only, which computes the gradients of a loss for the parameters of the first network."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Learner(Protocol):
         """The policy with the newest parameters."""
 
     def make_actor(self, envs: Sequence[int]) -> Actor:
-        """Return an actor for the envs of these indices, which follows the learner's newest parameters."""
+        """Return an actor for the envs with these indices; it always uses the learner's newest parameters."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that changes while learning."""
@@ -123,9 +123,9 @@ class Learner(Protocol):
         """Continue from `state`."""
 
     def apply(self, step: GradientStep) -> Any:
-        """Apply one gradient step, and return its metrics.
+        """Apply one gradient step and return its metrics.
 
-        One that is not finite changes no weight and raises `NonFiniteUpdateError`.
+        If its loss or its gradient is not finite, change no weight and raise `NonFiniteUpdateError`.
         """
 
 
@@ -192,7 +192,7 @@ class LearnerParams(StrictModel):
         return 1
 
     def check(self, num_envs: int) -> None:
-        """Refuse parameters that do not fit together, or that cannot train in this number of envs."""
+        """Refuse parameters that contradict each other, or that do not work with this number of envs."""
         del num_envs
         if self.encoder_kwargs and is_built_in(self.encoder):
             text = f"algo_kwargs.encoder_kwargs={self.encoder_kwargs}: the encoder {self.encoder} takes no arguments"
@@ -273,7 +273,7 @@ class OffPolicyParams(LearnerParams):
     """Steps whose rewards are summed before the target's value."""
 
     def planned_gradient_steps(self, total_timesteps: int, num_envs: int) -> int:
-        """Return the gradient steps that follow the env steps after the warm-up."""
+        """Return the number of gradient steps that all env steps after the warm-up lead to."""
         del num_envs
         return max(0, total_timesteps - self.learning_starts) // self.train_frequency * self.gradient_steps
 
@@ -311,7 +311,7 @@ class OffPolicyParams(LearnerParams):
 
 
 class StoredPolicy(Policy, Protocol):
-    """A policy that says how its transitions are stored."""
+    """A policy that also has what storing its transitions needs: its encoder, and the shape and type of its actions."""
 
     encoder: Encoder
     params: HostedParams
@@ -332,12 +332,12 @@ class ExperienceNormalizer:
         return np.sign(rewards) if self._clips_rewards else rewards
 
     def observe(self, obs: Array, rewards: Array, ended: Array) -> None:
-        """Update the running statistics with one step of every env; those of observations apply after `refresh`."""
+        """Update the statistics with one step of every env; new statistics of observations apply after `refresh`."""
         self._encoder.observe(obs)
         self.rewards.update(rewards[None], ended[None])
 
     def refresh(self) -> None:
-        """Normalise observations by the newest statistics from now on."""
+        """Normalise observations with the newest statistics from now on."""
         self._encoder.refresh()
 
     def prepare(self, batch: Batch, device: torch.device) -> Batch:

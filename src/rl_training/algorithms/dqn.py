@@ -92,7 +92,7 @@ class DQNParams(OffPolicyParams):
         return found
 
     def scheduled_names(self) -> list[str]:
-        """Return the scheduled parameters in use: with the exploration, and `priority_beta` only if it is used."""
+        """Return the names of the scheduled parameters in use, and `exploration_fraction` if epsilon changes."""
         names = [name for name in super().scheduled_names() if name != "priority_beta" or self.prioritized]
         explores = self.exploration_fraction > 0.0 and self.epsilon_start != self.epsilon_end
         return [*names, "exploration_fraction"] if explores else names
@@ -141,7 +141,7 @@ def huber_loss(errors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class EpsilonGreedyActor:
-    """Acts uniformly in the warm-up, then greedily except for a share of epsilon."""
+    """Acts uniformly at random in the warm-up, then greedily except with probability epsilon."""
 
     def __init__(self, policy: QNetwork, params: DQNParams, total_timesteps: int, draws: Draws) -> None:
         self._policy, self._params, self._total_timesteps = policy, params, total_timesteps
@@ -188,7 +188,7 @@ class DQNLearner:
         self._updated_at = 0  # env step of the newest update
 
     def make_actor(self, envs: Sequence[int]) -> Actor:
-        """Return an actor that explores by epsilon."""
+        """Return an epsilon-greedy actor."""
         draws = self._setup.draws("uniform", 2, "acting", envs)
         return EpsilonGreedyActor(self.policy, self.params, self.total_timesteps, draws)
 

@@ -21,7 +21,7 @@ _RMSPROP_ALPHA = 0.99
 _EPS = 1e-8
 
 State = Mapping[str, Tensor]
-"""What an update rule remembers from one step to the next, by name."""
+"""The tensors that an update rule keeps from one step to the next, by name."""
 
 
 def check_finite(loss: float, gradient_norm: float, step: GradientStep) -> None:
@@ -45,14 +45,14 @@ def _suspect(step: GradientStep) -> str:
 
 
 class UpdateRule(Protocol):
-    """How a gradient moves the parameters.
+    """A rule that turns gradients into changes of the parameters, such as Adam.
 
-    A rule is a constant that a compiled step contains, so it can be pickled, and its `repr` shows all its numbers. It
-    never moves an entry of the flat vector that is zero and has gradient zero, as the padding has.
+    A compiled step contains its rule as a constant, so a rule can be pickled and its `repr` shows all its numbers. It
+    never changes an entry of the flat vector whose value and gradient are both zero: these are the padding.
     """
 
     def make_state(self, flat: Tensor) -> dict[str, Tensor]:
-        """Create what the rule remembers from one step to the next."""
+        """Create the state of a new optimizer."""
 
     def step(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: float) -> None:
         """Change parameters and state in place, with the fastest kernels."""
@@ -63,7 +63,7 @@ class UpdateRule(Protocol):
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (Kingma and Ba 2015), as `torch.optim.Adam`: weight decay is added to the gradient.
+    """Adam (Kingma and Ba 2015) as in `torch.optim.Adam`: weight decay is added to the gradient.
 
     With `decoupled`, weight decay shrinks the parameters themselves, as in `torch.optim.AdamW` (Loshchilov and Hutter
     2019).
@@ -81,8 +81,8 @@ class Adam:
     def step(self, flat: Tensor, state: State, gradient: Tensor, learning_rate: float) -> None:
         """Change parameters and moments in place.
 
-        `torch.optim` gives the same bits, costs four times as much for small networks, and takes a second to import the
-        compiler that it never uses here.
+        `torch.optim` gives the same bits, but takes four times as long for small networks, and one second more at the
+        start to import a compiler that is not needed here.
         """
         kernel = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
         kernel(
@@ -110,7 +110,7 @@ class Adam:
         steps = state["steps"] + 1
         mean = torch.lerp(state["mean"], gradient, 1 - ADAM_BETAS[0])
         square = torch.lerp(state["square"], gradient.square(), 1 - ADAM_BETAS[1])
-        # Stacked, the two are computed once, and not again for every few parameters.
+        # Because of the stack, the compiled code computes the two numbers once, not again for every few parameters.
         rate, spread = torch.stack([learning_rate / (1 - ADAM_BETAS[0] ** steps), 1 - ADAM_BETAS[1] ** steps])
         return [flat - rate * mean / ((square / spread).sqrt() + self.eps), mean, square, steps]
 
@@ -154,7 +154,7 @@ def make_rule(params: LearnerParams, eps: float = _EPS) -> UpdateRule:
 
 
 class ScalarAdam:
-    """Adam for a single number, in Python: a kernel for it takes twenty times as long, and waits for a GPU."""
+    """Adam for a single number in Python: torch takes twenty times as long, and on a GPU Python would have to wait."""
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -187,7 +187,7 @@ def mean_metrics(names: Iterable[str], metrics: Sequence[Sequence[float]]) -> di
 
 
 def flatten_gradients(layout: FlatLayout, gradients: Mapping[str, Tensor]) -> Tensor:
-    """Join named gradients to one vector in the order of the parameters, with zeros where they are padded."""
+    """Join named gradients into one vector in the order of the parameters, with zeros as padding."""
     parts: list[Tensor] = []
     for name, padding in zip(layout.shapes, layout.chunks[1::2], strict=True):
         parts.append(gradients[name].reshape(-1))
@@ -249,7 +249,7 @@ class WholeStep:
 class Optimizer:
     """Minimises one loss over the parameters of the first network, and rejects steps that are not finite.
 
-    A compiled step is one graph from the batch to the new parameters. It computes the same, up to the last bits.
+    A compiled step is one graph from the batch to the new parameters. Its results equal the eager ones up to rounding.
     """
 
     def __init__(
@@ -264,19 +264,19 @@ class Optimizer:
         flats = [params.flat for params in networks.values()]
         self.rule = rule
         self._flat, self._state = flats[0], rule.make_state(flats[0])
-        self._kept = [*flats, *self._state.values()]  # what a step depends on beside its batch and settings
+        self._kept = [*flats, *self._state.values()]  # what a step depends on besides its batch and settings
         self._layouts = {name: params.layout for name, params in networks.items()}
         self._networks = {name: params.tensors for name, params in networks.items()}
         self._layout = next(iter(self._layouts.values()))
         self._compute = compute
         self._max_norm = max_norm
         self._compile_as = compile_as
-        self._compiled: dict[tuple[Any, ...], CompiledStep] = {}  # by names, size and strides of the inputs
+        self._compiled: dict[tuple[Any, ...], CompiledStep] = {}  # keyed by the names, size and strides of the inputs
         self._packages: list[str] = []
         self._settings: tuple[dict[str, float], list[Tensor]] = ({}, [])  # of the newest step, also as tensors
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Pickle as None: the process that compiles needs only the loss of a learner."""
+        """Pickle as None: the compiling process gets the whole learner, but needs only its loss."""
         return type(None), ()
 
     @property
@@ -331,7 +331,7 @@ class Optimizer:
         return {name: tensor.cpu().clone() for name, tensor in self._state.items()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state`; an empty one is that of a new optimizer."""
+        """Continue from `state`; an empty state stands for a new optimizer."""
         if not state:
             return
         if state.keys() != self._state.keys():

@@ -70,7 +70,7 @@ class PPOParams(OnPolicyParams):
     """Epsilon of the optimizer, whichever it is."""
 
     def planned_gradient_steps(self, total_timesteps: int, num_envs: int) -> int:
-        """Return the gradient steps of all rollouts, each of which is used in epochs of minibatches."""
+        """Return the number of gradient steps: the minibatches of all epochs of all rollouts."""
         rollout = self.num_steps * num_envs
         rollouts, minibatches = -(-total_timesteps // rollout), -(-rollout // self.minibatch_size)  # rounded up
         return rollouts * self.update_epochs * minibatches
@@ -101,7 +101,7 @@ class PPOParams(OnPolicyParams):
             raise config_error([Problem(("algo_kwargs", "minibatch_size"), text)])
 
 
-_BULK_ROWS, _BULK_FEATURES = 16_384, 2**24  # evaluated at once after a rollout: bounds the memory that this takes
+_BULK_ROWS, _BULK_FEATURES = 16_384, 2**24  # most that is evaluated at once after a rollout, to limit memory
 
 LOSS_METRICS = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "clip_fraction")
 _APPROX_KL = LOSS_METRICS.index("approx_kl")
@@ -115,13 +115,13 @@ def normalize(advantages: Tensor) -> Tensor:
 
 
 def clipped_policy_loss(ratios: Tensor, advantages: Tensor, clip_coef: Any) -> tuple[Tensor, Tensor]:
-    """Compute the negated pessimistic surrogate (equation 7) of every transition, and its gradient in the log-prob.
+    """Compute the negated clipped surrogate (equation 7) of every transition, and its gradient for the log-prob.
 
     `clip_coef` is a number, or a scalar tensor in compiled updates.
     """
     free = ratios * advantages
     clipped = ratios.clamp(1.0 - clip_coef, 1.0 + clip_coef) * advantages
-    # A ratio is its own derivative in the log-prob; where the clipped surrogate is the lower one, it is constant.
+    # A ratio is its own derivative by the log-prob; where the clipped surrogate is the lower one, it is constant.
     return -torch.minimum(free, clipped), torch.where(free <= clipped, -free, 0.0)
 
 
@@ -130,7 +130,8 @@ def value_loss(
 ) -> tuple[Tensor, Tensor]:
     """Compute half the squared error of every value, and its gradient.
 
-    With `clip_vf_coef`, the error is the worse of the value's own and that of a value limited to a small change.
+    With `clip_vf_coef`, the error is the larger of two: that of the value, and that of the value clipped around the
+    old one.
     """
     errors = values - returns
     if clip_vf_coef is None:
@@ -145,7 +146,7 @@ def value_loss(
 def ppo_loss(
     output: PolicyOutput, batch: Batch, params: PPOParams, clip_coef: float | Tensor
 ) -> tuple[Tensor, OutputGradients]:
-    """Compute `LOSS_METRICS` of one minibatch (equation 9), and the gradients in the policy's output."""
+    """Compute `LOSS_METRICS` of one minibatch (equation 9), and the gradients for the policy's output."""
     advantages = normalize(batch["advantages"]) if params.normalize_advantages else batch["advantages"]
     log_ratios = output.logprobs - batch["logprobs"]
     ratios = log_ratios.exp()
@@ -162,7 +163,10 @@ def ppo_loss(
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """Return 1 if the values predict the returns, 0 if a constant would do as well or if the returns are constant."""
+    """Return 1 if the values predict the returns exactly, and 0 or less if a constant predicts them as well or better.
+
+    If the returns are constant, return 0.
+    """
     variance = returns.var(correction=0)
     if variance == 0.0:
         return 0.0
@@ -170,7 +174,7 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 
 
 class AdvantageEstimator:
-    """Values, log-probs and advantages of whole rollouts, from the code that the update uses."""
+    """Computes values, log-probs and advantages of whole rollouts, with the same code as the update."""
 
     def __init__(self, policy: ActorCritic, params: OnPolicyParams) -> None:
         self._policy, self._params = policy, params
@@ -252,7 +256,7 @@ class PPOLearner:
             if applied[-1][_APPROX_KL] > limit:
                 break
         self.policy.params.sync_host()
-        # Only now: while a rollout is collected, scored and learnt from, an observation means the same features.
+        # Not earlier: an observation must have the same features while a rollout is collected, scored and learnt from.
         self.policy.encoder.observe(rollout.obs.flatten(0, 1).cpu().numpy())
         self.policy.encoder.refresh()
         metrics = mean_metrics((*LOSS_METRICS, "grad_norm"), applied)
@@ -261,9 +265,9 @@ class PPOLearner:
         return UpdateResult(metrics, num_gradient_steps=len(applied))
 
     def _minibatches(self, rollout: RolloutBuffer) -> Iterator[Batch]:
-        """Give the minibatches of all epochs on the learner's device.
+        """Yield the minibatches of all epochs on the learner's device.
 
-        They have features in place of observations, and `masks` if the policy uses masks.
+        `obs` are already encoded as features. There are `masks` if the policy uses masks.
         """
         device = self.policy.params.flat.device
         size = self.params.minibatch_size

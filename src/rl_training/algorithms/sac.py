@@ -63,7 +63,7 @@ class SACParams(OffPolicyParams):
 
     @property
     def graphs(self) -> int:
-        """The critics' step and the actor's."""
+        """The number of different gradient steps: that of the critics and that of the actor."""
         return 2
 
 
@@ -74,16 +74,16 @@ def soft_targets(batch: Batch, next_values: Tensor, next_logprobs: Tensor, alpha
 
 
 def critic_loss(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute half the mean squared error of each critic, summed, and its gradient in the values [critic, batch]."""
+    """Compute half the mean squared error of each critic, summed, and its gradient for the values [critic, batch]."""
     errors = values - targets
     size = errors.shape[1]
     return 0.5 * errors.square().sum() / size, errors / size
 
 
 def actor_loss(values: Tensor, logprobs: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Compute what the actor minimises, and its gradient in the values [critic, batch]: only the lower critic counts.
+    """Compute what the actor minimises, and its gradient for the values [critic, batch]; only the lower one counts.
 
-    The loss is temperature times log-prob, minus that critic, so its gradient in every log-prob is alpha / batch.
+    The loss is temperature times log-prob, minus the lower value, so its gradient for every log-prob is alpha / batch.
     """
     lowest, index = values.min(dim=0, keepdim=True)
     gradients = torch.zeros_like(values).scatter_(0, index, -1.0 / values.shape[1])
@@ -104,7 +104,7 @@ class SACLearner:
         self.total_timesteps = setup.total_timesteps
         self.target_entropy = params.target_entropy if params.target_entropy is not None else -policy.actions.size
         self._setup = setup
-        self._stream = make_stream(setup.seed, "update_noise")  # of the actions that updates draw
+        self._stream = make_stream(setup.seed, "update_noise")  # for the actions that are drawn in updates
         self._target = critics.params.twin()
         self._device = self._target.flat.device
         self._log_alpha = ScalarAdam(math.log(1.0 if params.alpha == "auto" else params.alpha))
@@ -122,7 +122,7 @@ class SACLearner:
         return math.exp(min(self._log_alpha.value, 700.0))
 
     def make_actor(self, envs: Sequence[int]) -> Actor:
-        """Return an actor with uniform actions in the warm-up, and the policy's own draws after it."""
+        """Return an actor that acts uniformly at random in the warm-up, and samples from the policy afterwards."""
         size = self.policy.actions.size
         noise = self._setup.noise((("normal", size),), envs, self.params.noise_correlation)
         uniform = self._setup.draws("uniform", size, "warm_up", envs)

@@ -1,6 +1,7 @@
-"""Compile gradient steps ahead of time in another process, so that this one needs no compiler, and keep them on disk.
+"""Compile gradient steps ahead of time and keep the packages on disk.
 
-`main` runs in that other process: it reads a pickled step and example inputs, and writes a package.
+Another process compiles, so that this one does not have to import the compiler. That process runs `main`, which reads
+a pickled step and example inputs and writes a package.
 """
 
 import fcntl
@@ -34,9 +35,9 @@ from rl_training.policies.params import HostedParams
 from rl_training.private import make_private_folder, open_private
 from rl_training.processes import kill_tree
 
-KEPT_PACKAGES = 100  # of about 2 MB
+KEPT_PACKAGES = 100  # about 2 MB each
 _PACKAGE, _LOCK = ".pt2", ".lock"
-_LIBRARIES = ("torch", "numpy", "gymnasium", "pydantic")  # large, and no part of a graph beyond their version
+_LIBRARIES = ("torch", "numpy", "gymnasium", "pydantic")  # too large to hash; the key has the version of torch
 
 
 class Step(Protocol):
@@ -65,7 +66,7 @@ def load_step(key: str, step: Step, inputs: Sequence[Tensor]) -> CompiledStep:
         warnings.warn(f"compiled updates are not kept for later runs ({reason})", stacklevel=2)
         with tempfile.TemporaryDirectory() as folder:
             return _make(step, inputs, Path(folder) / f"{key}{_PACKAGE}")
-    with _locked(packages / f"{key}{_LOCK}"):  # of several runs that begin together, one compiles
+    with _locked(packages / f"{key}{_LOCK}"):  # if several runs start together, only one of them compiles
         kept = _load_kept(packages / f"{key}{_PACKAGE}")
         return kept or _make(step, inputs, packages / f"{key}{_PACKAGE}")
 
@@ -79,7 +80,7 @@ def _private_cache() -> Path:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock, or say that another process holds it."""
+    """Hold a lock and yield True; without `wait`, yield False if another process holds it."""
     descriptor = _acquire(path, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     try:
         yield descriptor is not None
@@ -102,7 +103,7 @@ def _acquire(path: Path, operation: int) -> int | None:
 
 
 def _load_kept(package: Path) -> CompiledStep | None:
-    """Load a package of an earlier run, if there is one that nobody else can have written and that is not damaged."""
+    """Load the package of an earlier run, unless it is missing, damaged or could have been written by another user."""
     try:
         descriptor = open_private(package)
     except FileNotFoundError:
@@ -112,7 +113,7 @@ def _load_kept(package: Path) -> CompiledStep | None:
         _discard(package)
         return None
     try:
-        os.utime(descriptor)  # the packages used last are kept
+        os.utime(descriptor)  # `forget_old` keeps the packages that were used last
         opened = Path("/dev/fd", str(descriptor))
         return _load(opened if opened.exists() else package)
     except Exception:
@@ -137,8 +138,8 @@ def _load(package: Path) -> CompiledStep:
 
 
 def _make(step: Step, inputs: Sequence[Tensor], package: Path) -> CompiledStep:
-    """Compile in a temporary folder, which is removed before (a killed process may have left it) and after."""
-    if not compiler_found():  # the process that compiles would notice it after several seconds
+    """Compile in a temporary folder and remove it afterwards, as well as one that a killed process left behind."""
+    if not compiler_found():  # the compiling process would only notice this after several seconds
         raise RuntimeError("there is no C++ compiler; install g++, or set CXX to the path of another one")
     began = time.perf_counter()
     build = package.with_suffix(".build")
@@ -163,7 +164,7 @@ def _discard(path: Path) -> None:
 
 
 def package_key(step: Step, inputs: Sequence[Tensor], compile_as: str) -> str:
-    """Compute a key that is equal for equal packages: same run, inputs, code and processor."""
+    """Compute a key from everything that a package depends on: settings, form of the inputs, code and processor."""
     like = [(tensor.shape, tensor.stride(), tensor.dtype, _device_name(tensor.device)) for tensor in inputs]
     run_by = torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     parts = compile_as, step.describe(), like, run_by, platform.machine(), cpu_features()
@@ -213,7 +214,7 @@ class _StepPickler(pickle.Pickler):
         return pickler
 
     def reducer_override(self, obj: Any) -> Any:
-        """Send parameters as their shapes: a step gets their values as inputs."""
+        """Pickle only the shapes of parameters: a step gets their values as inputs."""
         if isinstance(obj, torch.nn.Module):
             self.networks.append(obj)
         if isinstance(obj, (type, FunctionType)):
@@ -227,7 +228,7 @@ def _compile_elsewhere(step: Step, inputs: Sequence[Tensor], package: Path) -> N
     """Compile in another process. Ctrl-C does not reach it; an exception here, or the end of this process, kills it."""
     command = isolated_command(f"from {__name__} import main; sys.exit(main(sys.argv[1:]))", [str(package)])
     build = package.parent
-    # The compiler's files have predictable names below /tmp otherwise, where another user may have put them.
+    # By default, the compiler's files have predictable names below /tmp, where another user may have put files before.
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(build / "inductor"), "TMPDIR": str(build)}
     order = io.BytesIO()
     _StepPickler(order).dump((step, tuple(inputs), torch.get_num_threads()))
@@ -248,10 +249,10 @@ def _compile_elsewhere(step: Step, inputs: Sequence[Tensor], package: Path) -> N
 
 
 def _order_and_wait(compiler: "subprocess.Popen[bytes]", order: bytes) -> bytes:
-    """Send the order and return what the compiler says; its stdin stays open to show that this process is alive."""
+    """Send the order and return the compiler's stderr; its stdin stays open to show that this process is alive."""
     assert compiler.stdin is not None
     assert compiler.stderr is not None
-    with suppress(BrokenPipeError), compiler:  # one that has ended before it read all says why on stderr
+    with suppress(BrokenPipeError), compiler:  # a compiler that ends before it has read everything tells why on stderr
         try:
             with suppress(BrokenPipeError):
                 compiler.stdin.write(order)
@@ -266,7 +267,7 @@ def _order_and_wait(compiler: "subprocess.Popen[bytes]", order: bytes) -> bytes:
 
 def forget_old(packages: Path) -> None:
     """Remove all but the most recently used packages, and the locks and build folders that no process holds."""
-    with suppress(FileNotFoundError):  # another process does the same
+    with suppress(FileNotFoundError):  # another process may remove the same files
         files = sorted(packages.iterdir(), key=os.path.getmtime)
         kept = [path.stem for path in files if path.suffix == _PACKAGE and "." not in path.stem][-KEPT_PACKAGES:]
         for key in {path.name.partition(".")[0] for path in files}:
@@ -288,7 +289,7 @@ def _forget(lock: Path, unwanted: Sequence[Path], *, keep_lock: bool) -> None:
 
 def _end_with_owner() -> None:
     """End this process and its C++ compiler when the process that ordered the compilation is gone."""
-    os.read(0, 1)  # returns when nobody can write any more
+    os.read(0, 1)  # returns when no process can write to stdin any more
     kill_tree(os.getpid())
 
 
@@ -296,7 +297,7 @@ def _compile_here(order: Any, package: Path) -> None:
     from torch.fx.experimental.proxy_tensor import make_fx  # takes a second to import
 
     step, inputs, num_threads = order
-    torch.set_num_threads(num_threads)  # the generated loops are split for that many
+    torch.set_num_threads(num_threads)  # the generated loops are split for this number of threads
 
     class Graph(torch.nn.Module):
         """The step as a module, which is what the exporter accepts."""
@@ -310,7 +311,7 @@ def _compile_here(order: Any, package: Path) -> None:
         warnings.simplefilter("ignore")  # the compiler's warnings about its own code
         try:
             exported = torch.export.export(Graph(), inputs, strict=False)
-        except Exception:  # it refuses automatic differentiation; traced to plain operations first, it does not
+        except Exception:  # it refuses automatic differentiation, but accepts what is traced to plain operations first
             exported = torch.export.export(make_fx(step)(*inputs), inputs, strict=False)
         buffers = [buffer for network in _StepPickler.read(step).networks for buffer in network.buffers()]
         for constant in exported.constants.values():
@@ -323,13 +324,13 @@ def _compile_here(order: Any, package: Path) -> None:
 def _set_up_compiler(*, on_cpu: bool) -> None:
     config = torch._inductor.config
     config.pattern_matcher = not on_cpu  # it would join products and sums again, and copy every bias
-    config.cpp.vec_isa_ok = True  # torch knows the processor's vectors; to try the compiler's takes 6 s
+    config.cpp.vec_isa_ok = True  # skips a test of the compiler's vector instructions, which takes 6 s
     if hasattr(config.aot_inductor, "precompile_headers"):  # not in every torch
-        config.aot_inductor.precompile_headers = False  # 8 s and 300 MB for the first package, to save 2 s in others
+        config.aot_inductor.precompile_headers = False  # costs 8 s and 300 MB once, and saves 2 s for later packages
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compile what stdin orders; one line on stderr says why it failed."""
+    """Compile the step that stdin describes; if this fails, print the reason to stderr in one line and return 1."""
     try:
         order = pickle.load(sys.stdin.buffer)
         threading.Thread(target=_end_with_owner, daemon=True).start()

@@ -100,7 +100,7 @@ class Algorithm:
         self._state: CheckpointState | None = None
         self._loaded_from = Path()
         self._run_dir: Path | None = None
-        """The directory in which learning goes on; none if it begins in a new one."""
+        """The directory in which learning continues; none if learning starts in a new one."""
         self._agent: Agent | None = None
         self._observer = _RunObserver()
 
@@ -108,9 +108,9 @@ class Algorithm:
     def for_env(cls, env: Any, **options: Any) -> Self:
         """Create a model for an environment from its shipped preset, or from the defaults if there is none.
 
-        `env` is an id, a class, a function that makes the environment, or an environment of `gymnasium.make`, from
-        whose spec copies are made. `options` replace values of the preset. They are fields of `TrainConfig` or
-        parameters of the algorithm.
+        `env` is an id, a class, a function that makes the environment, or an environment that `gymnasium.make`
+        returned, which is then made anew from its spec. `options` replace values of the preset. They are fields of
+        `TrainConfig` or parameters of the algorithm.
         """
         return cls(env=env, **options)
 
@@ -148,9 +148,9 @@ class Algorithm:
         """Train until the budget is used up: `learn(100_000)` and `learn(total_timesteps=100_000)` are the same.
 
         The budget counts all env steps of the run. A model that has already learned, or that was loaded from a run
-        directory, goes on in its run directory and needs a larger budget. A model that was loaded from a file, or
-        with another environment, wrappers or encoder, goes on in a new run directory. `callbacks` is a callback or
-        several, and may also be the first argument. `progress` shows a progress display.
+        directory, continues in its run directory and needs a larger budget. A model that was loaded from a file, or
+        with another environment, wrappers or encoder, continues in a new run directory. `callbacks` is one callback
+        or several, and may also be the first argument. `progress` shows a progress display.
         """
         total_timesteps, given = _read_arguments(budget, callbacks, total_timesteps)
         self._observer = _RunObserver()
@@ -172,7 +172,7 @@ class Algorithm:
                 self._run_dir = result.run_dir
 
     def _train(self, change: Layer, listeners: Sequence[Listener]) -> TrainResult:
-        """Train in a new run directory, or go on in the directory of this model or in a fork of its checkpoint."""
+        """Train in a new run directory, or continue in the directory of this model or in a fork of its checkpoint."""
         if self._state is None:
             self.config = resolve_config([Layer("model", plain_config(self.config)), change]).config
             return DefaultExperimentManager().setup(self.config, listeners).train()
@@ -219,15 +219,15 @@ class Algorithm:
     def predict(self, obs: Any, deterministic: bool = True, action_masks: Any = None) -> Any:
         """Return the action for one observation (an `int` if it is discrete), or one action per row of a batch.
 
-        An agent that was trained with masks of legal actions needs those of these observations, unless they are a part
-        of them. While `learn` runs, callbacks get the actions of the weights as they are now.
+        An agent that was trained with masks of legal actions needs `action_masks`, unless the masks are part of the
+        observations. While `learn` runs, callbacks that call `predict` get actions from the current weights.
         """
         if self._observer.trainer is not None:
             return self._observer.trainer.predict(obs, deterministic, action_masks)
         return self._spec.predict_fn(self._live_agent(), obs, deterministic, action_masks)
 
     def export(self, path: Path | str, *, format: FormatName) -> Export:  # noqa: A002  (as the command line calls it)
-        """Write the deterministic policy as a file that acts without this package, once it was checked."""
+        """Check the deterministic policy and write it as a file that acts without this package."""
         return export_agent(self._live_agent(), path, format)
 
     def evaluate(

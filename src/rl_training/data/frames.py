@@ -1,7 +1,8 @@
-"""Image observations of a replay buffer. Each frame is stored once, and put together when it is read.
+"""Image observations of a replay buffer. Each frame is stored once; stacks of frames are built when they are read.
 
-The next observation of a transition is its successor's. An observation that stacks several frames consists of the
-newest frames of the transitions before it, back to the start of its episode, whose first frame is repeated.
+The next observation of a transition is the observation of its successor. A stack consists of the frame of its own
+transition and those of the transitions before it. Where it reaches beyond the start of the episode, it repeats the
+first frame.
 """
 
 from typing import Any
@@ -19,7 +20,7 @@ class FrameStore:
     """Storage for the frames of the newest `capacity` transitions, and of those before them that stacks still need.
 
     Transitions are numbered in the order of arrival; those of one env are `num_envs` apart. A transition has no
-    successor if its episode ended or if it is among the newest. Only then its next frame is kept too.
+    successor if its episode ended or if it is among the newest. Only in these cases is its next frame stored too.
     """
 
     def __init__(self, capacity: int, num_envs: int, shape: tuple[int, ...], num_frames: int = 1) -> None:

@@ -88,8 +88,8 @@ class ReplayBuffer:
     ) -> None:
         """Store one transition, or one of every env when the arguments have a leading axis [env, ...].
 
-        `goes_on` marks where the episode goes on although `dones` says otherwise, as it does after a lost life. Stacks
-        of frames then go on too.
+        `goes_on` marks where the episode continues although `dones` says otherwise, as after a lost life. Stacks of
+        frames then continue too.
         """
         count = np.size(rewards)
         rows = self._rows_of(self.added, self.added + count)

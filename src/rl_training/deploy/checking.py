@@ -1,4 +1,4 @@
-"""Checking an exported policy against the agent: observations to compare on, and what counts as equal."""
+"""The check that an exported policy acts like the agent: the observations to compare on, and what counts as equal."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,9 +40,10 @@ class ExportCheck:
 
 
 def find_observations(agent: Agent, program: PolicyProgram) -> tuple[Array, Array, str | None]:
-    """Return observations as the policy sees them: from episodes of the agent, drawn from the space, and why if none.
+    """Return observations as the policy sees them: played ones, drawn ones, and the reason if none could be played.
 
-    Half of them are played. If that fails, for example because the env is not installed, all of them are drawn.
+    Half of them come from episodes of the agent, the others are drawn from the observation space. If the agent cannot
+    play, for example because the env is not installed, all of them are drawn.
     """
     recorder, reason = _Recorder(agent.learner.policy, NUM_OBSERVATIONS // 2), None
     try:
@@ -67,7 +68,7 @@ class _Recorder:
         return self._policy.predict(obs, deterministic=deterministic, streams=streams)
 
     def full(self) -> bool:
-        """Return whether as many observations are kept as were asked for."""
+        """Return whether `limit` observations are kept."""
         return len(self._rows) >= self._limit
 
     def rows(self) -> Array:

@@ -38,7 +38,7 @@ class Export:
 
 
 def export_agent(agent: Agent, path: Path | str, format_name: str) -> Export:
-    """Check that the exported policy acts like the agent, then write it; the name of the file gets its suffix."""
+    """Check that the exported policy acts like the agent, then write it to `path` with the suffix of the format."""
     target = _check_target(Path(path), format_name)
     program = make_program(agent)
     try:
@@ -93,7 +93,7 @@ def _is_own(module: Path) -> bool:
 def _build(
     agent: Agent, program: PolicyProgram, format_name: str
 ) -> tuple[bytes, Callable[[dict[str, Array]], dict[str, Array]]]:
-    """Return the content of the exported file, and what runs it."""
+    """Return the content of the exported file, and a function that runs it."""
     names = [part.name for part in program.policy.action_parts]
     if format_name == "numpy":
         content = write_numpy(program, agent.action_space)

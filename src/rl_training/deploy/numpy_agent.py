@@ -49,7 +49,7 @@ class Agent:
         return actions[0] if single else actions
 
     def run(self, values: list[Any]) -> list[Any]:
-        """Return the parts of the actions [batch, ...] for those of observations, followed by masks if needed."""
+        """Return the parts of the actions [batch, ...]; `values` are those of observations, then masks if needed."""
         x = np.hstack([_encode(*pair) for pair in zip(self._spec["inputs"], values, strict=False)])
         if "mean" in self._arrays:
             x = np.clip((x - self._arrays["mean"]) * self._arrays["scale"], -self._arrays["clip"], self._arrays["clip"])

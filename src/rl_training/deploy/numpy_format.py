@@ -42,7 +42,7 @@ def write_numpy(program: PolicyProgram, action_space: spaces.Space[Any]) -> byte
 
 
 def run_numpy(content: bytes, inputs: dict[str, Array], names: list[str]) -> dict[str, Array]:
-    """Return the actions by name that an exported policy chooses."""
+    """Run an exported policy on named inputs, and return the parts of its actions by name."""
     return dict(zip(names, Agent(io.BytesIO(content)).run(list(inputs.values())), strict=True))
 
 
@@ -80,7 +80,7 @@ def _describe_layers(modules: list[nn.Module], arrays: dict[str, Array]) -> list
 
 
 def _normalization(program: PolicyProgram) -> dict[str, Array]:
-    """Return mean, scale and limit of every feature, if observations are normalised; others than vectors stay."""
+    """Return mean, scale and limit of every feature if observations are normalised; they change only vectors."""
     encoder = program.policy.encoder
     if not encoder.normalizer.enabled:
         return {}

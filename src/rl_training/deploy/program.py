@@ -22,7 +22,7 @@ class Input:
 
     name: str
     path: tuple[str | int, ...]
-    """Where it lies in a nested observation; empty if the observation is not nested."""
+    """The keys and positions that lead to the array in a nested observation; empty if it is not nested."""
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
@@ -61,7 +61,7 @@ class PolicyProgram:
 
 
 def make_program(agent: Agent) -> PolicyProgram:
-    """Return what is exported of an agent; refuse a policy that does not describe its deterministic actions."""
+    """Return the program of an agent's policy; refuse one that does not describe its deterministic actions."""
     policy = agent.learner.policy
     if not isinstance(policy, ExportablePolicy) or not isinstance(policy.acting_network, ModularNetwork):
         raise ExportError(
@@ -117,7 +117,7 @@ class PolicyModule(nn.Module):
 
 
 def _decode(part: ActionPart, outputs: Tensor, masks: Tensor | None) -> Tensor:
-    """Return one part of the actions, in the shape and type of the env's."""
+    """Return one part of the actions in the env's shape and type."""
     own = outputs[:, part.outputs]
     if part.kind == "choices":
         if masks is not None and part.masks is not None:

@@ -34,10 +34,10 @@ class EnvAccess(Protocol):
         """Return the value of an attribute, one per env; it must be plain values or arrays."""
 
     def set_attr(self, name: str, value: Any) -> None:
-        """Set an attribute of all envs that they already have, at once and for all later episodes."""
+        """Set an existing attribute of all envs, from now on and in all later episodes."""
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of all envs, and return what it returned, one value per env."""
+        """Call a method of all envs, and return its results, one per env."""
 
 
 class VectorEnvAccess:
@@ -66,11 +66,11 @@ class VectorEnvAccess:
         return self._ask(partial(read_attr, name=name))
 
     def set_attr(self, name: str, value: Any) -> None:
-        """Set an attribute of all envs that they already have, at once and for all later episodes."""
+        """Set an existing attribute of all envs, from now on and in all later episodes."""
         self._change(EnvChange(name, (_given(value, f"set_attr('{name}')"),)))
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of all envs, and return what it returned, one value per env."""
+        """Call a method of all envs, and return its results, one per env."""
         what = f"call('{method}')"
         return self._change(EnvChange(method, _given(args, what), _given(kwargs, what)))
 

@@ -38,7 +38,7 @@ class EnvChange:
         return self.kwargs is not None
 
     def find_problem(self, env: Any) -> Answer:
-        """Say why an env cannot be changed in this way, before it is changed; no problem if it can."""
+        """Return why an env cannot be changed in this way, without changing it; an empty answer if it can."""
         if self.is_call and self.name in _OF_THE_TRAINER:
             return Answer(problem=f"{self.name}() is called by the trainer alone")
         owner = find_owner(env, self.name)
@@ -71,7 +71,7 @@ class EnvChange:
 def find_owner(env: Any, name: str) -> Any:
     """Return the outermost layer of a wrapped env that has an attribute; none if no layer has it."""
     layer = env
-    # `hasattr(layer, name)` is also true for a wrapper that only passes reading on to the env inside.
+    # `hasattr(layer, name)` is also true for a wrapper that only forwards reads to the env inside.
     while not (name in getattr(layer, "__dict__", ()) or hasattr(type(layer), name)):
         if not hasattr(layer, "env"):
             return layer if hasattr(layer, name) else None
@@ -170,7 +170,7 @@ class PendingChanges:
         self._make_until(_BEFORE)
 
     def make_before(self, step: int) -> None:
-        """Make the changes that came before the episode's step of this number, counted from 1."""
+        """Make the changes that came before this step of the episode, counted from 1."""
         if self._waiting:
             self._make_until(step - 1)
 

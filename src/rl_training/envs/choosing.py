@@ -37,8 +37,8 @@ class Vectorization:
 def choose_vectorization(config: TrainConfig, make_env: Callable[[], AnyEnv]) -> Vectorization:
     """Choose the fastest kind by the time that a step of one env takes, the cores, and the number of envs.
 
-    The env is timed in a process of its own. One that fails or hangs there is left to the run, which names the step and
-    saves its state.
+    The env is timed in a process of its own. If it fails or hangs there, choose "sync" and leave the failure to the
+    run, which names the step and saves its state.
     """
     cores, count = available_cores(), math.ceil(config.num_envs / config.collectors)
     if count == 1:
@@ -54,7 +54,7 @@ def choose_vectorization(config: TrainConfig, make_env: Callable[[], AnyEnv]) ->
     vector_seconds = {"sync": count * (seconds + _SYNC_OVERHEAD_SECONDS)}
     if _can_be_native(config):
         vector_seconds["native"] = _NATIVE_STEP_SECONDS
-    if cores > 1 and config.collect_on == "here":  # otherwise, a group is a process of its own
+    if cores > 1 and config.collect_on == "here":  # otherwise, each group of envs already has a process
         vector_seconds["async"] = per_worker * seconds + _ASYNC_OVERHEAD_SECONDS
     fastest = min(vector_seconds, key=lambda kind: vector_seconds[kind])
     if vector_seconds[fastest] * _MIN_SPEEDUP > vector_seconds["sync"]:

@@ -49,7 +49,7 @@ class EpisodeTracker:
         self.ended = np.ones(num_envs, dtype=np.bool_)
         self._started_at = np.zeros(num_envs)
         self.out_of_sync = False
-        """Whether the envs may not match these counts, because a step or a reset failed halfway."""
+        """Whether the envs may differ from these counts, because a step or a reset failed halfway."""
         self.recorder = SampleRecorder()
         self._reader = InfoReader()
         self._history: list[Array] = []  # actions [env, ...] of the newest vector steps
@@ -162,7 +162,7 @@ class EpisodeTracker:
         self.out_of_sync = True
 
     def finish_change(self, change: EnvChange) -> None:
-        """Record a change that all envs have got."""
+        """Record a change that was made in all envs."""
         self.out_of_sync, self._changed = False, True
         steps = zip(self.changes, self.lengths.tolist(), strict=True)
         self.changes = [log.add(step, change) for log, step in steps]
@@ -299,7 +299,7 @@ class FailedEpisode:
 
 
 def skip_episode(state: dict[str, Any], env: int) -> dict[str, Any]:
-    """Return the state of an `EpisodeTracker` with which one env begins another episode when it is restored."""
+    """Return a copy of an `EpisodeTracker`'s state; when it is restored, one env begins another episode."""
     if state["ended"][env]:  # the episode that could not begin is skipped
         numbers = [number + (index == env) for index, number in enumerate(state["episode_numbers"])]
         return {**state, "episode_numbers": numbers}

@@ -39,7 +39,7 @@ ANNOUNCED_SECONDS = 3.0  # a warning is shown if building the envs takes longer
 
 _MAX_UNMEASURED_ENVS = 64  # up to this number, the memory of the envs is not estimated
 _MASK_SECONDS = 20.0  # for making one env and resetting it
-WORKER_STEP_TIMEOUT = 5.0  # seconds; a worker process that is only slow is started again at little cost
+WORKER_STEP_TIMEOUT = 5.0  # seconds; restarting a worker process that is merely slow costs little
 _MEASURED_COPIES = 16
 _RSS_NOISE = 2**20  # growth of the process for other reasons
 _BOOKKEEPING_BYTES = 400  # per env: seed, counters, last action
@@ -106,7 +106,7 @@ def make_vector_env(config: TrainConfig, envs: range | None = None) -> VectorEnv
         factory = AnnouncedFactory(env_fn, len(envs))
         return SyncEpisodeVectorEnv([factory] * len(envs), config.seed, first_env=envs.start)
     if config.vectorization != "async":
-        limit = None if config.vectorization == "native" else max_episode_steps(config)  # it has its own
+        limit = None if config.vectorization == "native" else max_episode_steps(config)  # the native env has its own
         batched = make_batched_env(config, len(envs))
         return BatchedVectorEnv(batched, config.seed, first_env=envs.start, max_episode_steps=limit)
     try:

@@ -30,7 +30,7 @@ class EnvCalls:
         self.index = 0
         """The index of the env that is being called."""
         self.patience = RESET_PATIENCE
-        """How many times the step timeout the running call may take; more until the first step is done."""
+        """The time limit of the running call as a multiple of the step timeout; higher until the first step is done."""
         self.abandoned = False
         """Whether the run is being saved without waiting for this call."""
 

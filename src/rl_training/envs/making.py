@@ -124,10 +124,10 @@ def _register_declared_envs(env_id: str) -> None:
 
 
 def env_packages(code: Iterable[str]) -> set[str]:
-    """Return the top-level packages that envs and wrappers consist of and import; they must have been used before.
+    """Return the top-level packages that contain envs and wrappers, and those that their modules import.
 
-    The names are those of `env_code`; the packages include simulators and whatever the modules use, but not the
-    standard library.
+    `code` holds names of envs and wrappers as `env_code` returns them; these must have been made before. The packages
+    include simulators, but not the standard library.
     """
     creators = [creator for name in code for creator in _creators(name)]
     homes = {str(kind.__module__) for creator in creators for kind in getattr(creator, "__mro__", (creator,))}
@@ -171,7 +171,7 @@ def _unknown_env(env_id: str, error: Error) -> str:
     if env_id.startswith("ALE/"):
         remedy = "" if find_spec("ale_py") else "pip install 'rl-training[atari]', then "
         return f"unknown environment '{env_id}': {remedy}use 'ale_py:{env_id}'"
-    reason = first_line(error).partition(" Did you mean")[0]  # Gymnasium's own guess may be far
+    reason = first_line(error).partition(" Did you mean")[0]  # Gymnasium's own guess may be far off
     return f"unknown environment '{env_id}': {reason}"
 
 

@@ -109,6 +109,6 @@ def accepts(factory: Callable[..., Any], name: str) -> bool:
     """Return whether a factory takes a keyword argument of this name."""
     try:
         parameters = inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # not known for some that are written in C
+    except (TypeError, ValueError):  # some callables that are written in C have no signature
         return False
     return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())

@@ -1,4 +1,4 @@
-"""An env at whose door nested observations and actions are packed, with the mask of its legal actions if it has one."""
+"""Wrappers that turn nested observations and actions into arrays, with the mask of legal actions if an env has one."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from rl_training.packing import (
 )
 
 MASK_METHOD = "action_masks"
-OBSERVED = "observation."  # before the name of the entry of a Dict observation that holds the mask
+OBSERVED = "observation."  # prefix of a mask source that is an entry of a Dict observation
 
 
 class StackedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -53,7 +53,7 @@ class ActionMasks:
     """Reads the masks of an env's legal actions, and refuses those that do not fit its actions."""
 
     def __init__(self, env: AnyEnv, source: str) -> None:
-        """`source` says where the masks come from, as the config field `action_mask` does."""
+        """`source` says where the masks come from, as a value of the config field `action_mask`."""
         self.size = count_choices(env.action_space)
         self.entry = source.removeprefix(OBSERVED) if source.startswith(OBSERVED) else None
         self._choices = choices_of_actions(env.action_space)
@@ -84,7 +84,7 @@ class ActionMasks:
 def read_mask(given: Any, choices: Sequence[int], *, may_be_empty: bool = False) -> Array:
     """Return a mask as flags, one per choice; refuse one of another size, or one that leaves no action.
 
-    After an episode has terminated, nobody acts, so the mask may be empty.
+    The mask after the last step of an episode may allow no action, because none follows.
     """
     if given is None:
         raise ActionMaskError("the action mask is None")
@@ -139,7 +139,7 @@ def is_nested(space: spaces.Space[Any]) -> bool:
 
 
 def needs_packing(env: AnyEnv, action_mask: str) -> bool:
-    """Return whether an env's spaces, or its mask, cannot pass as plain arrays."""
+    """Return whether the env must be wrapped in a `PackedEnv`, because of its spaces or its mask."""
     masked = action_mask not in ("off", "auto")
     return masked or is_nested(env.action_space) or is_packed_as_observation(env.observation_space)
 
@@ -162,7 +162,7 @@ def count_choices(space: spaces.Space[Any]) -> int:
 
 
 def find_mask_method(env: AnyEnv) -> Callable[[], Any] | None:
-    """Return the method that gives the legal actions of an env, or of an env inside its wrappers; none without one."""
+    """Return the method that gives the legal actions, from the outermost layer that has it; none if no layer has it."""
     for layer in layers_of(env):
         method: Callable[[], Any] | None = getattr(layer, MASK_METHOD) if MASK_METHOD in dir(type(layer)) else None
         if callable(method):
@@ -171,7 +171,7 @@ def find_mask_method(env: AnyEnv) -> Callable[[], Any] | None:
 
 
 def find_mask(env: AnyEnv) -> str:
-    """Return where an env gives the mask of its legal actions, as `action_mask` says it; `off` if nowhere.
+    """Return where an env gives the mask of its legal actions, as a value of `action_mask`; `off` if nowhere.
 
     This resets the env.
     """

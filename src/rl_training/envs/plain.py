@@ -1,4 +1,4 @@
-"""Plain values and arrays: what passes between a run and its envs, and how checkpoints store it."""
+"""Plain values and arrays, which a run and its envs exchange, and their form in checkpoints."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def plain_copy(value: Any) -> Any:
-    """Copy a tree of plain values and arrays; NumPy's single numbers become Python's. Refuse any other value."""
+    """Copy a tree of plain values and arrays; NumPy scalars become Python numbers. Refuse any other value."""
     if isinstance(value, np.generic):
         value = value.item()
     kind = type(value)

@@ -1,4 +1,4 @@
-"""Environments that render themselves, even without a screen."""
+"""Rendering of environments into arrays, even without a screen."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ from rl_training.experiment.config import TrainConfig
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3]
 
 _DEFAULT_FPS = 30.0
-_SMALL_SIDE, _SHOWN_SIDE = 16, 160  # pixels: an image below the first is enlarged to about the second
+_SMALL_SIDE, _SHOWN_SIDE = 16, 160  # pixels; images smaller than the first are enlarged to about the second
 # MuJoCo's backends for rendering without a screen, best first, and the library that each needs.
 _BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
 

@@ -1,4 +1,4 @@
-"""What environments report about an episode: the numbers in the info of its last step."""
+"""The numbers that environments report about an episode, in the info of its last step."""
 
 import math
 import re
@@ -84,7 +84,7 @@ def info_of(infos: Info, index: int, num_envs: int) -> dict[str, Any]:
 
 
 def average_numbers(infos: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each number over the episodes that reported it; at most `MAX_NUMBERS`, the oldest names."""
+    """Return the mean of each number over the episodes that reported it; keep the first `MAX_NUMBERS` names."""
     found: dict[str, list[float]] = {}
     for info in infos:
         for name, number in info.items():

@@ -91,7 +91,7 @@ def _set_state(env: AnyEnv, episode: RunningEpisode, expected_obs: Any, changes:
         return Restored(None, "it no longer has get_state() and set_state()")
     changes.make_before_episode()
     env.reset(seed=episode.seed)
-    changes.make_all()  # before the state is set, which contains what they have done since
+    changes.make_all()  # before the state is set, because it contains the later effects of these changes
     own.set(unpack_state(episode.state), episode)
     if not same_values(pack_state(own.get()), episode.state):
         return Restored(None, "its set_state() does not restore what get_state() returned")

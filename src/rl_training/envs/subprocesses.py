@@ -63,7 +63,7 @@ def _call(function: Callable[[], Any], sender: Connection) -> None:
 
 
 def _discard_output() -> None:
-    """Discard all further output, also of C libraries: simulators print their notices for every env."""
+    """Discard all further output, including that of C libraries: simulators print notices for every env."""
     null_device = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(null_device, descriptor)

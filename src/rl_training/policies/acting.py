@@ -1,8 +1,8 @@
-"""Acting while experience is collected: the policy's actions for some of the envs of a run, and what they draw.
+"""Actors, which choose actions for some of the envs of a run while experience is collected, and their random numbers.
 
-Each random number is a function of the run's seed, its purpose, the env, the step and its position. It does not matter
-which envs act together, in which process they do, or whether a step is taken again. The numbers are hashed counters
-(SplitMix64; Steele, Lea and Flood 2014), which NumPy computes for many steps at once.
+Each random number is a function of the run's seed, its purpose, the env, the step and its position. So it does not
+matter which envs act together, in which process they act, or whether a step is repeated. The numbers are hashed
+counters (SplitMix64; Steele, Lea and Flood 2014), which NumPy computes for many steps at once.
 """
 
 import math
@@ -33,7 +33,7 @@ _MAX_BLOCK_STEPS = 1_024
 class Actor(Protocol):
     """Chooses the actions of some of the envs, with the newest parameters of a policy.
 
-    What it draws depends on the run's seed, the env's index and the step alone.
+    Its random numbers depend only on the run's seed, the env's index and the step.
     """
 
     def act(self, obs: Array, step: int) -> Array:
@@ -46,7 +46,7 @@ class Actor(Protocol):
         """Note that the next step of the envs that `begun` [env] marks is the first of an episode."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next actions depend on beside parameters, observations and the step."""
+        """Return what the next actions depend on besides parameters, observations and the step."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`; an empty one is that of a new run."""
@@ -62,7 +62,7 @@ class Noise(Protocol):
         """Note that the next step of the envs that `begun` [env] marks is the first of an episode."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next numbers depend on beside the step."""
+        """Return what the next numbers depend on besides the step."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
@@ -79,7 +79,7 @@ def draw(kind: Kind, shape: Shape, stream: np.random.Generator) -> Array:
 
 
 def draw_rows(parts: NoiseParts, num_rows: int, source: np.random.Generator | Streams) -> Array:
-    """Draw rows of numbers of several kinds from an ordinary generator, or each row from its own, for predictions."""
+    """Draw rows of numbers of several kinds for predictions, from one ordinary generator or from one per row."""
     if not isinstance(source, np.random.Generator):
         return np.vstack([draw_rows(parts, 1, own) for own in source])
     return np.hstack([draw(kind, (num_rows, size), source) for kind, size in parts])
@@ -91,7 +91,7 @@ class Draws:
     def __init__(
         self, kind: Kind, size: int, *, seed: int, purpose: str, num_envs: int, envs: Sequence[int] | None = None
     ) -> None:
-        """`num_envs` counts all envs of the run, `envs` are the indices of those that are drawn for: none for all."""
+        """`num_envs` counts all envs of the run; `envs` are the indices of those that need numbers, none for all."""
         self._kind: Kind = kind
         self._size, self._num_envs = size, num_envs
         indices = np.arange(num_envs) if envs is None else np.array(envs)
@@ -112,7 +112,7 @@ class Draws:
         """Hash the counters of a block of steps, [step, env, size]."""
         counters = np.arange(first * self._size, (first + self._block_steps) * self._size, dtype=np.uint64)
         hashed = counters.reshape(self._block_steps, 1, self._size) * _GOLDEN + self._keys[0]
-        return _mix(_mix(hashed) + self._keys[1])  # two keys: envs whose counters meet still draw different numbers
+        return _mix(_mix(hashed) + self._keys[1])  # the second key separates envs whose first sums are equal
 
     def begin_episodes(self, begun: Array) -> None:
         """Do nothing: no number depends on an earlier one."""
@@ -148,11 +148,11 @@ def _transform(kind: Kind, hashed: Keys) -> Array:
 
 
 class JoinedDraws:
-    """Numbers of several kinds side by side; each part has a purpose of its own, and so numbers of its own."""
+    """Numbers of several kinds side by side; each part has its own purpose, and therefore its own numbers."""
 
     def __init__(self, parts: Sequence[Draws]) -> None:
         self._parts = parts
-        self.begin_episodes = parts[0].begin_episodes  # as all others, it does nothing
+        self.begin_episodes = parts[0].begin_episodes  # does nothing, like those of all parts
         self.state_dict = parts[0].state_dict
         self.load_state_dict = parts[0].load_state_dict
 
@@ -164,8 +164,8 @@ class JoinedDraws:
 class CorrelatedDraws:
     """Normal noise in which each env keeps a share of its last values, so that it explores in one direction for longer.
 
-    The noise of a single step is standard normal, so log-probs and entropies hold. Each step must be drawn once, in
-    order.
+    The noise of a single step is standard normal, so log-probs and entropies stay valid. Each step must be drawn once,
+    in order.
     """
 
     def __init__(self, draws: Draws, correlation: float, shape: Shape) -> None:
@@ -177,7 +177,7 @@ class CorrelatedDraws:
 
     def at(self, step: int) -> Array:
         """Return the noise [env, size] of the step: the next value of an AR(1) process per env."""
-        # Instead of the pink noise of Eberhard et al. 2023: one number per env and dimension is all it remembers.
+        # Simpler than the pink noise of Eberhard et al. 2023: it remembers only one number per env and dimension.
         fresh = self._draws.at(step)
         correlated = self._correlation * self._last + self._innovation * fresh
         self._last = np.where(self._begun[:, None], fresh, correlated).astype(np.float32)

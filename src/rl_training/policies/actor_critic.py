@@ -21,7 +21,7 @@ ACTOR_GAIN, CRITIC_GAIN = 0.01, 1.0
 
 
 class OutputGradients(NamedTuple):
-    """Gradients of a loss in a policy's output."""
+    """Gradients of a loss with respect to a policy's output."""
 
     logprobs: Tensor  # [batch]
     values: Tensor  # [batch]
@@ -29,7 +29,7 @@ class OutputGradients(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Stored actions as the policy sees them, and what differentiating that needs."""
+    """The policy's output for stored actions, and what is needed to differentiate it."""
 
     output: PolicyOutput
     actor: Trace
@@ -94,7 +94,7 @@ class ActorCritic:
         return self.distribution.sample(self.params.arrays, outputs, noise, masks)
 
     def predict(self, obs: Array, *, deterministic: bool = True, streams: Streams | None = None) -> Array:
-        """Return env actions for observations [batch, ...]: the likeliest, or drawn."""
+        """Return env actions for observations [batch, ...]: the likeliest ones, or drawn ones."""
         if not deterministic:
             noise = draw_rows(self.distribution.noise, len(obs), streams or self._stream)
             return self.to_env(self.sample(obs, noise))
@@ -103,7 +103,7 @@ class ActorCritic:
     def evaluate(
         self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor, masks: Tensor | None = None
     ) -> Evaluation:
-        """Score stored actions under `params`, and keep what differentiating the scores needs.
+        """Score stored actions under `params`, and keep what `gradients` needs.
 
         `masks` come from the same observations as the features.
         """
@@ -117,7 +117,7 @@ class ActorCritic:
     def score(
         self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor, masks: Tensor | None = None
     ) -> PolicyOutput:
-        """Score stored actions as `evaluate` does, to the last bit, and keep nothing."""
+        """Score stored actions with the same results as `evaluate`, to the last bit, but keep nothing for gradients."""
         critic = self.critic.forward(params, features) if self.critic else None
         outputs, values = _columns(self.actor.forward(params, features), critic)
         scores = self.distribution.score(params, outputs, actions, masks)
@@ -126,7 +126,7 @@ class ActorCritic:
     def gradients(
         self, params: Mapping[str, Tensor], evaluation: Evaluation, outer: OutputGradients
     ) -> dict[str, Tensor]:
-        """Compute the gradient of a loss in every parameter from its gradients in what an evaluation gave out."""
+        """Compute the gradients of a loss for all parameters from `outer`, those for the output of the evaluation."""
         outputs, gradients = evaluation.scores.backward(outer.logprobs, outer.entropy)
         values = outer.values.unsqueeze(1)
         if self.critic is None or evaluation.critic is None:
@@ -148,7 +148,7 @@ class ActorCritic:
 
 
 def _columns(actor: Tensor, critic: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return what the distribution needs, and the values [batch], from the outputs of one network or of two."""
+    """Return the outputs for the distribution and the values [batch], which come from one network or from two."""
     if critic is None:
         return actor[:, :-1], actor[:, -1]
     return actor, critic.squeeze(1)

@@ -14,7 +14,7 @@ Streams = Sequence[np.random.Generator]
 
 @dataclass(frozen=True)
 class PolicyOutput:
-    """A batch of actions as the policy sees them; [batch] but for the actions, `state` for recurrent policies."""
+    """A batch of actions and the policy's numbers [batch] for each of them; `state` is for recurrent policies."""
 
     actions: Tensor
     logprobs: Tensor

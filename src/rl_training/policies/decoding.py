@@ -13,7 +13,7 @@ from rl_training.policies.params import HostedParams
 
 @dataclass(frozen=True, kw_only=True)
 class ActionPart:
-    """How some columns of a network's outputs become one part of the env's deterministic action.
+    """The rule by which some columns of a network's outputs become one part of the env's deterministic action.
 
     `choices`: for each number, the place of its highest score, counted from `first`. `bits`: 1 for positive outputs.
     `numbers`: outputs, or their tanh, scaled by `half_range` around `middle` and clipped to `low` and `high`.
@@ -25,7 +25,7 @@ class ActionPart:
     """The shape of the part in the env's action."""
     dtype: np.dtype[Any]
     path: tuple[str | int, ...] = ()
-    """Where the part lies in a nested action; empty if the action is not nested."""
+    """The keys and positions that lead to the part in a nested action; empty if the action is not nested."""
     masks: slice | None = None
     """The columns of a mask of legal actions that belong to the part; none if it cannot be masked."""
     choices: tuple[int, ...] = ()

@@ -1,6 +1,6 @@
 """Action distributions, one per kind of action space: drawn in NumPy while acting, scored in torch while learning.
 
-A distribution also knows how its actions become the env's: the policy lives in its own space, the env in its bounds.
+A distribution also converts its actions, which lie in the policy's own space, to those that the env takes.
 """
 
 import math
@@ -27,36 +27,36 @@ _WIDEST = 1e30  # a half range beyond this stands for "no bound"
 ILLEGAL = -1e30
 """The output for a choice that a mask forbids.
 
-Beside any legal choice, its probability is exactly 0. It is finite, so that 0 times it, or times its log-probability,
-is 0 and not NaN.
+With at least one legal choice, the probability of an illegal one is exactly 0. This output is finite, so that 0 times
+the output, or times its log-probability, is 0 and not NaN.
 """
 _EXACT_FLOATS = 2**24  # float32 holds all integers up to here
 
 
 class ActionDistribution(Protocol):
-    """A distribution over the actions of one kind of space, with parameters that the actor's outputs give."""
+    """A distribution over the actions of one kind of space; the actor's outputs are its parameters."""
 
     num_outputs: int
     """Outputs the actor network needs."""
     noise: NoiseParts
     """The random numbers that one action is made of: their kinds, in order, and how many there are of each."""
     mask_size: int
-    """How many choices a mask of legal actions covers; 0 if the distribution cannot use masks."""
+    """The number of choices that a mask of legal actions covers; 0 if the distribution cannot use masks."""
     shapes: dict[str, Shape]
-    """Parameters of the distribution itself, beside the network's."""
+    """Parameters of the distribution itself, besides the network's."""
     action_shape: Shape
     action_dtype: torch.dtype
 
     @property
     def parts(self) -> tuple[ActionPart, ...]:
-        """How the outputs become the likeliest action, one description for each part of a nested action."""
+        """The rules by which the outputs become the likeliest action, one for each part of a nested action."""
 
     def sample(
         self, params: Mapping[str, FloatArray], outputs: FloatArray, noise: Array, masks: Array | None = None
     ) -> Array:
-        """Return one action per row, as `noise` [batch, number] decides.
+        """Return one action per row, drawn with the random numbers `noise` [batch, number].
 
-        `masks` [batch, mask_size] are true for the choices that are legal; none: all are.
+        `masks` [batch, mask_size] are true for legal choices; none: all choices are legal.
         """
 
     def mode(self, outputs: FloatArray, masks: Array | None = None) -> Array:
@@ -78,9 +78,9 @@ class Scores(Protocol):
     entropies: Tensor  # [batch]
 
     def backward(self, logprob_gradients: Tensor, entropy_gradient: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the gradients of a loss in the actor's outputs and in the distribution's own parameters.
+        """Compute the gradients of a loss for the actor's outputs and for the distribution's own parameters.
 
-        They follow from its gradients in the log-probs [batch], and in every one of the entropies.
+        `logprob_gradients` [batch] are those for the log-probs, `entropy_gradient` is that for each of the entropies.
         """
 
 
@@ -114,7 +114,7 @@ class Categorical:
         return likeliest
 
     def to_env(self, actions: Array) -> Array:
-        """Return the actions counted from the start of the space."""
+        """Return the actions with the start of the space added."""
         return actions + self._start if self._start else actions
 
     def score(
@@ -198,7 +198,7 @@ class MultiCategorical:
         return best
 
     def to_env(self, actions: Array) -> Array:
-        """Return the actions counted from the start of the space, in its shape."""
+        """Return the actions with the start of the space added, in its shape."""
         return (actions + self._start).reshape(len(actions), *self._env_shape).astype(self._env_dtype, copy=False)
 
     def score(
@@ -212,8 +212,7 @@ class MultiCategorical:
 class MultiCategoricalScores:
     """Log-probs and entropies [batch] under one softmax per number of an action, summed over the numbers.
 
-    The numbers may have different counts of `choices`. Those with fewer than the most are filled up with illegal ones,
-    so that all are scored at once.
+    Numbers with fewer `choices` than others are padded with illegal choices, so that all numbers are scored at once.
     """
 
     def __init__(self, outputs: Tensor, actions: Tensor, choices: Sequence[int], masks: Tensor | None = None) -> None:
@@ -304,7 +303,7 @@ class BernoulliScores:
 
 
 class BoundedActions:
-    """The scale of continuous actions: where both bounds of the env are finite, the policy's -1 and 1 mean them."""
+    """The scale of continuous actions: -1 and 1 of the policy stand for the env's bounds where both are finite."""
 
     def __init__(self, space: spaces.Box) -> None:
         self.size = int(np.prod(space.shape))
@@ -338,7 +337,7 @@ class BoundedActions:
 class DiagonalGaussian:
     """Independent normals with a learned spread that does not depend on the observation.
 
-    The draw itself is unbounded, and clipped for the env only.
+    The actions drawn are unbounded; only `to_env` clips them.
     """
 
     def __init__(self, space: spaces.Box) -> None:
@@ -389,7 +388,7 @@ class GaussianScores:
         self.entropies = (log_scale + 0.5 * len(log_std)).expand(len(actions))
 
     def backward(self, logprob_gradients: Tensor, entropy_gradient: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """With z = (a - mean) / std: d log p / d mean = z / std, d log p / d log std = z^2 - 1; d entropy is 1."""
+        """With z = (a - mean) / std: d log p / d mean = z / std, d log p / d log std = z^2 - 1, d H / d log std = 1."""
         gradients = logprob_gradients.unsqueeze(1)
         log_std = (gradients * (self._squares - 1.0)).sum(dim=0) + entropy_gradient * len(gradients)
         return gradients * self._deviations * self._precision, {LOG_STD: log_std}
@@ -397,7 +396,7 @@ class GaussianScores:
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of a nested action, with its columns of everything that belongs to the whole action."""
+    """One part of a nested action, with its columns in the arrays that belong to the whole action."""
 
     distribution: ActionDistribution
     outputs: slice
@@ -480,7 +479,7 @@ class Product:
         return _join(part.distribution.mode(outputs[:, part.outputs], part.own_masks(masks)) for part in self._parts)
 
     def to_env(self, actions: Array) -> Array:
-        """Return rows of the parts' env actions."""
+        """Return the env actions of all parts as rows of numbers."""
         rows = _join(part.distribution.to_env(part.own_actions(actions)) for part in self._parts)
         return np.clip(rows, self._low, self._high)
 

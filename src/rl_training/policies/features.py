@@ -1,4 +1,4 @@
-"""Observations to features, one float32 row each, and the running normalisation of features and rewards.
+"""The encoder, which turns observations into rows of float32 features, and the normalisation of features and rewards.
 
 The statistics are part of the learner: saved with it, and frozen outside of training.
 """
@@ -27,7 +27,7 @@ Moments = npt.NDArray[np.float64]
 
 
 class RunningMoments:
-    """Mean and variance of all batches seen so far, merged without keeping them (Chan et al. 1979)."""
+    """Mean and variance of all batches seen so far, merged without keeping the batches (Chan et al. 1979)."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.mean: Moments = np.zeros(shape)
@@ -57,8 +57,8 @@ class RunningMoments:
 class FeatureNormalizer:
     """Normalises features to mean 0 and deviation 1, with the same results in NumPy and torch.
 
-    New statistics apply from the next `refresh` on, so that an observation means the same features during a whole
-    iteration, wherever it is seen. Switched off, the normalizer passes everything through.
+    New statistics apply from the next `refresh` on, so that an observation has the same features during a whole
+    iteration. If not `enabled`, the normalizer returns features unchanged.
     """
 
     def __init__(self, size: int, *, enabled: bool) -> None:
@@ -86,14 +86,14 @@ class FeatureNormalizer:
         return normalized
 
     def apply_tensor(self, features: Tensor) -> Tensor:
-        """Return the same in torch."""
+        """Do the same as `apply_array` in torch."""
         if not self.enabled:
             return features
         mean, scale = (torch.from_numpy(part).to(features.device) for part in (self.mean, self.scale))
         return ((features - mean) * scale).clamp(-CLIP, CLIP)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the moments, and what is applied now if that is older."""
+        """Return the moments, and the mean and scale in use if they are older than the moments."""
         if self._is_fresh:
             return self.moments.state_dict()
         applied = {"mean": torch.tensor(self.mean), "scale": torch.tensor(self.scale)}
@@ -111,7 +111,7 @@ class FeatureNormalizer:
 class RewardNormalizer:
     """Divides rewards by the deviation of the discounted return, which starts at 0 in every episode of every env.
 
-    Switched off, it passes everything through.
+    If not `enabled`, it returns rewards unchanged.
     """
 
     def __init__(self, gamma: float, *, enabled: bool) -> None:
@@ -153,7 +153,7 @@ class FeaturePart:
     """The columns of the features that come from one part of the observation."""
 
     path: tuple[str | int, ...]
-    """Where the part lies in a nested observation; empty if the observation is not nested."""
+    """The keys and positions that lead to the part in a nested observation; empty if the observation is not nested."""
     start: int
     stop: int
     shape: tuple[int, ...]
@@ -177,9 +177,9 @@ class LeafEncoder:
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
         self.choices = leaf.choices
-        """How many columns each number becomes if it is one-hot; none if it stays a number."""
+        """The number of one-hot columns of each number; none if numbers are kept as they are."""
         self.scale = np.float32(1.0)
-        """What numbers are divided by."""
+        """The number that all values are divided by."""
         if self.choices is not None:
             self.kind: FeatureKind = "one_hot"
             binary = isinstance(leaf.space, spaces.MultiBinary)
@@ -204,7 +204,7 @@ class LeafEncoder:
         return features
 
     def encode_tensor(self, values: Tensor) -> Tensor:
-        """Return the same in torch."""
+        """Do the same as `encode_array` in torch."""
         if self.choices is None:
             if values.dtype is torch.float32 and values.dim() == 2:
                 return values
@@ -245,15 +245,15 @@ class Encoder:
         """The shape of one stored observation."""
         self.storage_dtype = _storage_dtype(space)
         self.num_frames = space.num_frames if isinstance(space, StackedFrames) else 1
-        """How many frames an observation stacks along its first axis."""
+        """The number of frames that an observation stacks along its first axis."""
         self.num_vector = sum(part.stop - part.start for part in self.parts if part.kind == "vector")
-        """How many of the features are numbers that can be normalised: the first ones."""
+        """The number of features that can be normalised; they are the first columns."""
         num_bytes = 4 * self.size + _STATISTICS_BYTES * self.num_vector
         check_memory(num_bytes, f"the observations of {space} are too large, wrap the env")
         self.normalizer = FeatureNormalizer(self.num_vector, enabled=normalize and self.num_vector > 0)
 
     def observe(self, obs: Array) -> None:
-        """Update the statistics with observations [batch, ...] if they are normalised; `refresh` applies them."""
+        """If observations are normalised, update the statistics with these [batch, ...]; `refresh` applies them."""
         if self.normalizer.enabled:
             self.normalizer.update(self._features(obs)[:, : self.num_vector])
 
@@ -290,7 +290,7 @@ class Encoder:
 
     @property
     def mask_size(self) -> int:
-        """How many actions, or choices of all actions together, a mask covers; 0 if observations have no mask."""
+        """The number of actions, or of choices of all actions, that a mask covers; 0 if observations have no mask."""
         return 0 if self._packed is None or self._packed.mask is None else self._packed.mask.size
 
     def masks_array(self, obs: Array) -> Array | None:
@@ -300,7 +300,7 @@ class Encoder:
         return self._packed.read(obs, self._packed.mask).view(np.bool_)
 
     def masks_tensor(self, obs: Tensor) -> Tensor | None:
-        """Return the same in torch."""
+        """Do the same as `masks_array` in torch."""
         if self._packed is None or self._packed.mask is None:
             return None
         return _read(obs, self._packed.mask).bool()

@@ -16,12 +16,12 @@ from rl_training.memory import check_memory
 from rl_training.policies.features import Encoder
 from rl_training.policies.networks.protocol import FloatArray, Network, Shape
 
-_ALIGNMENT = 16  # float32 values in 64 bytes: kernels choose by alignment, and with it the last bit
+_ALIGNMENT = 16  # float32 values in 64 bytes; alignment decides which kernel runs, and so the last bits of its result
 _COPIES = 6  # weights, gradient, two moments, a target or the values to start from, and space to compute them in
 
 
 class FlatLayout:
-    """Where each named array lies in the flat vector, every one padded to 64 bytes."""
+    """The positions of named arrays in the flat vector; each array is padded to 64 bytes."""
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
         self.shapes = dict(shapes)
@@ -78,7 +78,7 @@ class HostedParams:
         self.sync_host()
 
     def sync_host(self) -> None:
-        """Let acting see the newest parameters; on the CPU it already does."""
+        """Copy the newest parameters to the host, where policies act; on the CPU there is nothing to copy."""
         if self._host is not self.flat:
             self._host.copy_(self.flat)
 

@@ -18,7 +18,7 @@ from rl_training.policies.params import make_trained_params
 
 
 class QTrace(NamedTuple):
-    """Values [batch, action], and what differentiating them needs."""
+    """Values [batch, action], and what is needed to differentiate them."""
 
     values: Tensor
     advantage: Trace
@@ -57,7 +57,7 @@ class QNetwork:
             self.advantage = network.build(self.encoder, advantage)
         shapes = {**self.advantage.shapes, **(self.value.shapes if self.value else {})}
         self.params = make_trained_params(shapes, network.device)
-        # The value of the state adds the same to the values of all actions.
+        # Advantages are enough to act: the value of the state adds the same number to the values of all actions.
         self.action_parts, self.acting_network = actions.parts, self.advantage
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -78,13 +78,13 @@ class QNetwork:
         return values + advantages - advantages.mean(dim=1, keepdim=True)
 
     def trace(self, params: Mapping[str, Tensor], features: Tensor) -> QTrace:
-        """Compute the values with all that `gradients` needs."""
+        """Compute the values, and keep what `gradients` needs."""
         advantage = self.advantage.trace(params, features)
         value = self.value.trace(params, features) if self.value else None
         return QTrace(self._combine(advantage.outputs, value.outputs if value else None), advantage, value)
 
     def gradients(self, params: Mapping[str, Tensor], trace: QTrace, outer: Tensor) -> dict[str, Tensor]:
-        """Compute the gradient of a loss in every parameter from its gradients in the values [batch, action]."""
+        """Compute the gradients of a loss for all parameters from `outer`, those for the values [batch, action]."""
         if not self._dueling:
             return self.advantage.backward(params, trace.advantage, outer)
         total = outer.sum(dim=1, keepdim=True)
@@ -103,7 +103,7 @@ class QNetwork:
         return best
 
     def choose(self, obs: Array, choices: Array) -> Array:
-        """Return the action per row that a number between 0 and 1 chooses: uniform over the legal ones."""
+        """Return a legal action per row, chosen by a number in [0, 1); uniform numbers choose uniformly."""
         masks = self.encoder.masks_array(obs)
         if masks is None:
             chosen: Array = (choices * self.num_actions).astype(np.int64)

@@ -34,12 +34,12 @@ class SquashedDraw:
         unbounded = means + self._spread
         self.actions = torch.tanh(unbounded)
         gaussian = -0.5 * noise.square() - log_stds - 0.5 * math.log(2 * math.pi)
-        # log(1 - tanh(u)^2), which stays exact where tanh(u) rounds to 1.
+        # log(1 - tanh(u)^2) in a form that stays exact where tanh(u) rounds to 1.
         correction = 2.0 * (math.log(2.0) - unbounded - functional.softplus(-2.0 * unbounded))
         self.logprobs = (gaussian - correction).sum(dim=1)
 
     def backward(self, action_gradients: Tensor, logprob_gradient: float | Tensor) -> Tensor:
-        """Compute the gradients of a loss in the outputs from those in the actions [batch, dim] and every log-prob.
+        """Compute the gradients of a loss for the outputs from those for the actions [batch, dim] and each log-prob.
 
         With u = mean + std * noise: d action / d u = 1 - action^2, and d log-prob / d u = 2 action.
         """
@@ -87,7 +87,7 @@ class SquashedActor:
         return drawn
 
     def predict(self, obs: Array, *, deterministic: bool = True, streams: Streams | None = None) -> Array:
-        """Return env actions for observations [batch, ...]: the squashed means, or drawn."""
+        """Return env actions for observations [batch, ...]: the squashed means, or drawn ones."""
         if not deterministic:
             noise = draw_rows((("normal", self.actions.size),), len(obs), streams or self._stream)
             return self.to_env(self.sample(obs, noise))
@@ -108,7 +108,7 @@ class SquashedActor:
 
 
 class TwinCritics:
-    """Q1 and Q2 of (features, action)."""
+    """The critics Q1 and Q2, functions of features and actions."""
 
     def __init__(self, encoder: Encoder, num_actions: int, network: NetworkSpec) -> None:
         self._action_columns = slice(encoder.size, encoder.size + num_actions)
@@ -125,13 +125,13 @@ class TwinCritics:
         return self.network.forward(params, torch.cat([features, actions], dim=1)).squeeze(2)
 
     def trace(self, params: Mapping[str, Tensor], features: Tensor, actions: Tensor) -> Trace:
-        """Compute values [critic, batch, 1] with what differentiating them needs."""
+        """Compute values [critic, batch, 1], and keep what `gradients` or `action_gradients` needs."""
         return self.network.trace(params, torch.cat([features, actions], dim=1))
 
     def gradients(self, params: Mapping[str, Tensor], trace: Trace, outer: Tensor) -> dict[str, Tensor]:
-        """Compute the gradient of a loss in every parameter from its gradients in the values [critic, batch]."""
+        """Compute the gradients of a loss for all parameters from `outer`, those for the values [critic, batch]."""
         return self.network.backward(params, trace, outer.unsqueeze(2))
 
     def action_gradients(self, params: Mapping[str, Tensor], trace: Trace, outer: Tensor) -> Tensor:
-        """Compute the gradients of a loss in the actions [batch, dim] from those in the values [critic, batch]."""
+        """Compute the gradients of a loss for the actions [batch, dim] from those for the values [critic, batch]."""
         return self.network.input_gradients(params, trace, outer.unsqueeze(2), self._action_columns)

@@ -87,7 +87,7 @@ def _write_mp4(file: IO[bytes], frames: Iterable[Pixels], fps: float) -> None:
 
 
 def _pipe_frames(command: Sequence[str], frames: Iterable[Pixels], messages: IO[bytes]) -> int:
-    """Send the frames to a process and return its exit code, also if it ends before the last frame."""
+    """Send the frames to a process and return its exit code, even if it ends before the last frame."""
     with (
         suppress(BrokenPipeError),
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=messages) as process,
@@ -104,7 +104,7 @@ def _pipe_frames(command: Sequence[str], frames: Iterable[Pixels], messages: IO[
 
 
 def _write_gif(file: IO[bytes], frames: Iterable[Pixels], fps: float) -> None:
-    """Write each frame as the part that differs from the previous one. Pillow's writer would hold all in memory."""
+    """Write only the part of each frame that differs from the last. Pillow's writer would keep all frames in memory."""
     from PIL import Image, ImageChops
     from PIL.GifImagePlugin import getdata, getheader
 

@@ -68,7 +68,7 @@ class Comparison:
     a: Side
     b: Side
     verdict: Verdict
-    """How B is compared with A."""
+    """The verdict about B, relative to A."""
     difference: Estimate
     """Difference of the interquartile means. The interval excludes 0 if and only if the verdict is not `undecided`."""
     mean_difference: float

@@ -35,7 +35,7 @@ class AlignedCurves:
         return AlignedCurves(self.steps[shared], self.values[:, shared])
 
     def thinned(self, most: int) -> "AlignedCurves":
-        """Return the curves at `most` evenly chosen steps at most, including the first and the last."""
+        """Return the curves at no more than `most` evenly chosen steps, including the first and the last."""
         if len(self.steps) <= most:
             return self
         kept = np.linspace(0, len(self.steps) - 1, most).round().astype(int)
@@ -54,7 +54,7 @@ class Band:
 
 @dataclass(frozen=True)
 class SampleEfficiency:
-    """How many env steps each run took to reach a threshold."""
+    """The number of env steps that each run took to reach a threshold."""
 
     threshold: float
     steps: tuple[float | None, ...]

@@ -94,7 +94,7 @@ class Subject:
 
     @cached_property
     def mask_source(self) -> str:
-        """Where the env gives the mask of its legal actions, as `action_mask: auto` finds it; `off` if nowhere."""
+        """The place where `action_mask: auto` finds the mask of legal actions; `off` if the env gives none."""
         env = make_raw_env(self.env_id, self.env_kwargs, self.wrappers)
         try:
             with warnings.catch_warnings(), closing(env):

@@ -1,6 +1,6 @@
 """Check that an environment is a function of its seed and its actions.
 
-It is played again, in copies, in a separate process and after a resume.
+It is played repeatedly, next to a second env, in a separate process and after a resume.
 """
 
 from collections.abc import Iterable, Iterator

@@ -188,7 +188,7 @@ class BatchedVectorEnv:
 
 
 def _actions_at(remaining: int, episodes: Mapping[int, RunningEpisode], num_envs: int) -> Any:
-    """Return the actions of all envs, so many steps before the newest one; an env that waits takes a known action."""
+    """Return the actions of all envs when `remaining` steps are left; an env that waits takes any known action."""
     known = {index: episode.actions for index, episode in episodes.items() if episode.actions is not None}
     spare = next(actions[0] for actions in known.values() if len(actions))
     rows = [spare] * num_envs

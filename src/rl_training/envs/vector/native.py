@@ -44,7 +44,7 @@ class SeededCartPole:
             env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **env_kwargs
         ).unwrapped
         self.env.action_space = _Pushes([2] * num_envs)
-        self.env.reset(seed=0)  # makes room for the states; every episode draws its own
+        self.env.reset(seed=0)  # allocates the states; every episode draws its own
         self.single_observation_space = self.env.single_observation_space
         self.single_action_space = self.env.single_action_space
 
@@ -62,7 +62,7 @@ class SeededCartPole:
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all envs."""
         result: tuple[Any, Any, Any, Any, dict[str, Any]] = self.env.step(actions)
-        self.env.prev_done[:] = False  # nothing is reset but by `reset`
+        self.env.prev_done[:] = False  # otherwise the next step would start new episodes by itself
         return result
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from rl_training.envs.vector.serving import (
 )
 from rl_training.errors import CheckpointError, EnvironmentSetupError, EnvironmentStepError, TrainingStateError
 
-_MAX_TIMEOUT = 2e6  # seconds; the system call takes milliseconds in 32 bits
+_MAX_TIMEOUT = 2e6  # seconds; the system call takes milliseconds as a 32-bit integer
 
 
 class WorkerError(Exception):
@@ -61,8 +61,8 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
     """Steps the envs in worker processes, and restarts a worker that fails.
 
     Only restarts in a row are counted: the count returns to 0 once the failed command succeeds. So a long run survives
-    any number of rare failures, while an env that always fails at the same step soon ends it. An exception that comes
-    again after the first restart ends it at once.
+    any number of rare failures, while an env that always fails at the same step soon ends it. An exception that is
+    raised again after the first restart ends the run at once.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
         self.num_envs = len(env_fns)
         self._read_description(env_fns[0])
         self.tracker = EpisodeTracker(self.num_envs, run_seed, self.single_observation_space, first_env=first_env)
-        self.calls: list[EnvCalls] = []  # none in this process: the workers are supervised here
+        self.calls: list[EnvCalls] = []  # no env runs in this process
         self._step_timeout = step_timeout
         self._max_restarts = max_restarts
         memory = make_shared_memory(self.single_observation_space, self.num_envs, multiprocessing.get_context())
@@ -156,7 +156,7 @@ class AsyncEpisodeVectorEnv(VectorEnv[Any, Any, Any]):
         return self._arrays.read(self._block), infos
 
     def step(self, actions: Any) -> StepResult:
-        """Step all envs. At an episode's end the observation is that episode's true last one."""
+        """Step all envs; at the end of an episode, the observation is the true last one of that episode."""
         taken = self.tracker.begin_step(actions)
         block = 1 - self._block
         commands: dict[int, Command] = {

@@ -1,4 +1,4 @@
-"""Vector envs: what the loops call, and what a batched env of another package must offer."""
+"""The protocols of vector envs, which the training loops call, and of batched envs from other packages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class VectorEnv(Protocol):
     tracker: EpisodeTracker
     """Counts the episodes of every env."""
     calls: list[EnvCalls]
-    """The env calls of this process, which a watchdog looks at; none if the envs live in other processes."""
+    """The env calls of this process, which a watchdog monitors; empty if the envs live in other processes."""
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start the next episode of every env that `options["reset_mask"]` names, or of all."""
@@ -50,7 +50,7 @@ class VectorEnv(Protocol):
         """Restore every env to `state`, in which it showed `last_obs` [env, ...]."""
 
     def visit(self, function: Callable[[Any], Answer]) -> list[Answer]:
-        """Call a function with every env, where the env lives, and return the answers [env].
+        """Call a function with every env, in the process of the env, and return the answers [env].
 
         If the envs are one object, the function is called once, and its answer is that of every env.
         """
@@ -72,7 +72,7 @@ class BatchedEnv(Protocol):
     def reset(self, *, seed: list[int | None], options: dict[str, Any]) -> ResetResult:
         """Begin a new episode in the envs that `options["reset_mask"]` [env] marks, each with its own seed.
 
-        The observations [env, ...] are those of all envs, the others' unchanged.
+        Return the observations [env, ...] of all envs; those of the other envs are unchanged.
         """
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:

@@ -277,7 +277,7 @@ class EnvServer:
 
 
 class Server(Protocol):
-    """What a worker process serves to its owner."""
+    """The object in a worker process that executes the commands of its owner."""
 
     def answer(self, command: Command) -> bytes:
         """Execute a command and return the encoded answer."""

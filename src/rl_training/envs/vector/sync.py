@@ -38,7 +38,7 @@ class SyncEpisodeVectorEnv(SyncVectorEnv):
         return batch_obs(self.single_observation_space, self._env_obs, locate), infos
 
     def step(self, actions: Any) -> StepResult:
-        """Step all envs. At an episode's end the observation is that episode's true last one."""
+        """Step all envs; at the end of an episode, the observation is the true last one of that episode."""
         taken = self.tracker.begin_step(actions)
 
         def locate(index: int) -> str:

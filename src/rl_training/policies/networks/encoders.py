@@ -27,7 +27,7 @@ _CNNS: dict[str, type[NatureCNN | ImpalaCNN | SmallCNN]] = {
     "small_cnn": SmallCNN,
 }
 PROBE_ROWS = 2
-"""How many rows of zeros an encoder is tried with; BatchNorm refuses a single row."""
+"""How many rows an encoder is tried with; BatchNorm refuses a single row."""
 
 
 def image_parts(encoder: Encoder) -> list[FeaturePart]:
@@ -113,7 +113,7 @@ AnyEncoder = FlatEncoder | ImageEncoder | NestedEncoder
 
 
 def uses_images(name: str, encoder: Encoder) -> bool:
-    """Return whether this choice of encoder does more with the observations' images than to flatten them."""
+    """Return whether this choice of encoder does more with the images in observations than flatten them."""
     return name != "mlp" and bool(image_parts(encoder))
 
 
@@ -183,7 +183,7 @@ def _run(own: NestedEncoder, who: str, rows: Tensor) -> Any:
 
 
 def _check(own: NestedEncoder, who: str) -> None:
-    """Refuse an encoder whose outputs misfit, or that depends on more than its parameters and inputs."""
+    """Refuse an encoder whose outputs do not fit, or depend on more than its parameters and inputs."""
     buffers = {name: buffer.clone() for name, buffer in own.module.named_buffers()}
     before = torch.default_generator.get_state()
     rows = torch.linspace(0.0, 1.0, PROBE_ROWS * own.encoder.size).reshape(PROBE_ROWS, -1)

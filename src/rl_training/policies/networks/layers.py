@@ -21,7 +21,7 @@ ACTIVATIONS: dict[Activation, type[nn.Module]] = {
 
 
 def make_hidden_layers(sizes: Sequence[int], activation: Activation, *, layer_norm: bool) -> nn.Sequential:
-    """Return linear layers between these sizes, each followed by an activation; LayerNorm comes before it."""
+    """Return linear layers between these sizes, each followed by an activation; `layer_norm` normalises before it."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
         layers.append(nn.Linear(inputs, outputs))
@@ -50,6 +50,6 @@ def count_hidden_parameters(sizes: Sequence[int], *, layer_norm: bool) -> int:
 
 
 def count_parameters(make_module: Callable[[], nn.Module]) -> int:
-    """Return how many parameters a module has, without the memory that they take."""
+    """Return how many parameters a module has, without allocating memory for them."""
     with torch.device("meta"):
         return sum(param.numel() for param in make_module().parameters())

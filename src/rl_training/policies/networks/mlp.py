@@ -13,20 +13,20 @@ from rl_training.policies.networks.protocol import FloatArray, Shape, Trace
 
 FastActivation = Literal["tanh", "relu"]
 
-_FEW = 32  # columns, below which the transpose is faster on a CPU; never tried on a GPU
+_FEW = 32  # with fewer columns than this, the transpose is faster on a CPU; not measured on a GPU
 
 
 def affine(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Compute `inputs @ weight + bias` of matrices or of stacks of them."""
     if torch.compiler.is_compiling():
-        return inputs @ weight + bias  # fused with what follows, where one call for both would copy the bias first
+        return inputs @ weight + bias  # the compiler fuses this with what follows; `addmm` would copy the bias first
     return torch.addmm(bias, inputs, weight) if weight.dim() == 2 else torch.baddbmm(bias, inputs, weight)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Compute `left @ right` of matrices or of stacks of them, as its transpose where it has few columns.
+    """Compute `left @ right` of matrices or of stacks of them; if it has few columns, compute its transpose.
 
-    With four rows it takes a sixth of the time that it takes with four columns.
+    A product with four rows takes a sixth of the time of one with four columns.
     """
     return (right.mT @ left.mT).mT if right.shape[-1] < _FEW else left @ right
 
@@ -36,7 +36,7 @@ def activate(activation: FastActivation, inputs: Tensor) -> Tensor:
     if activation == "relu":
         return torch.relu_(inputs)
     if torch.compiler.is_compiling() and inputs.is_cpu:
-        return 2.0 * torch.sigmoid(2.0 * inputs) - 1.0  # tanh to 1e-7; with torch's, an update takes a quarter longer
+        return 2.0 * torch.sigmoid(2.0 * inputs) - 1.0  # tanh up to 1e-7; torch's makes an update a quarter slower
     if not _is_plain(inputs):
         return torch.tanh_(inputs)
     array = inputs.numpy()
@@ -45,14 +45,14 @@ def activate(activation: FastActivation, inputs: Tensor) -> Tensor:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether NumPy may compute on the tensor's memory: nobody differentiates, transforms or traces it."""
+    """Return whether NumPy may compute on the tensor's memory: torch does not differentiate, transform or trace it."""
     if not (tensor.is_cpu and torch.is_inference_mode_enabled()):
         return False
     return type(tensor) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def activation_gradients(activation: FastActivation, gradients: Tensor, outputs: Tensor) -> Tensor:
-    """Turn gradients in the outputs of an activation into those in its inputs, in the same memory."""
+    """Turn the gradients for the outputs of an activation into those for its inputs, in place."""
     if activation == "relu":
         through: Tensor = torch.ops.aten.threshold_backward(gradients, outputs, 0.0, grad_input=gradients)
     else:
@@ -61,7 +61,7 @@ def activation_gradients(activation: FastActivation, gradients: Tensor, outputs:
 
 
 class MLP:
-    """A perceptron, or with `stack` several of one shape on the same inputs: one batched product per layer for all.
+    """A perceptron, or with `stack` several of the same shape on the same inputs, with one batched product per layer.
 
     Its parameters are named `<name>.<layer>.weight` and `.bias`. The weights of one network are [out, in] as in
     `torch.nn.Linear`, those of a stack [stack, in, out].
@@ -120,13 +120,14 @@ class MLP:
         return Trace(product(saved[-1], params[weight]) + params[bias], saved)
 
     def _matrix(self, weight: Tensor) -> Tensor:
-        """Give a weight as [in, out], or [stack, in, out]."""
+        """Return a weight as [in, out], or [stack, in, out]."""
         return weight.t() if self.stack is None else weight
 
     def backward(self, params: Mapping[str, Tensor], trace: Trace, output_gradients: Tensor) -> dict[str, Tensor]:
         """Compute the gradient of every parameter.
 
-        Written out, because automatic differentiation takes two to three times as long for small networks.
+        The derivatives are written by hand, because automatic differentiation takes two to three times as long for
+        small networks.
         """
         gradients: dict[str, Tensor] = {}
         for index, outer in self._layer_gradients(params, trace, output_gradients):
@@ -139,7 +140,7 @@ class MLP:
     def input_gradients(
         self, params: Mapping[str, Tensor], trace: Trace, output_gradients: Tensor, columns: slice
     ) -> Tensor:
-        """Compute the gradients in some columns of the inputs, and nothing else of the gradient."""
+        """Compute the gradients for some columns of the inputs only."""
         *_, (_, first) = self._layer_gradients(params, trace, output_gradients)
         matrix = self._matrix(params[self.layers[0][0]])[..., columns, :]
         gradients = product(first, matrix.mT)
@@ -148,7 +149,7 @@ class MLP:
     def _layer_gradients(
         self, params: Mapping[str, Tensor], trace: Trace, gradients: Tensor
     ) -> Iterator[tuple[int, Tensor]]:
-        """Give, from the last layer to the first, its index and the gradients in its outputs before activation."""
+        """Yield the index of every layer, last to first, and the gradients for its outputs before the activation."""
         for index in reversed(range(len(self.layers))):
             yield index, gradients
             if index:

@@ -16,7 +16,7 @@ MakeModule = Callable[[], nn.Module]
 
 
 class _Graph(NamedTuple):
-    """What autograd needs: the outputs with their history, and the leaves to differentiate by."""
+    """What autograd needs: the outputs with their history, and the tensors to compute gradients for."""
 
     outputs: Tensor
     params: dict[str, Tensor]
@@ -24,7 +24,7 @@ class _Graph(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a layer keeps a parameter or a buffer."""
+    """The place where a layer keeps a parameter or a buffer."""
 
     values: dict[str, Any]
     name: str
@@ -61,7 +61,7 @@ class ModuleNetwork:
         }
         self._module = module.requires_grad_(False)
         for param in self._module.parameters():
-            param.data = torch.empty(0)  # every call gets the values that it uses
+            param.data = torch.empty(0)  # the values are passed to every call
         self._places = _find_places(module)
         self._buffers = dict(module.named_buffers())
 
@@ -93,7 +93,7 @@ class ModuleNetwork:
         return inputs[:, : self._num_features], inputs[:, self._num_features :]
 
     def _call(self, params: Mapping[str, Tensor], inputs: tuple[Tensor, Tensor]) -> Tensor:
-        # As `torch.func.functional_call` does, which searches the whole module in every call and takes 0.2 ms more.
+        # Like `torch.func.functional_call`, which takes 0.2 ms more because it searches the whole module in every call.
         values = {**params, **{path: buffer.to(inputs[0].device) for path, buffer in self._buffers.items()}}
         try:
             for place in self._places:
@@ -106,7 +106,7 @@ class ModuleNetwork:
 
     def trace(self, params: Mapping[str, Tensor], inputs: Tensor) -> Trace:
         """Compute the outputs with their autograd history."""
-        # Updates run in inference mode, whose tensors autograd cannot keep.
+        # Updates run in inference mode, but autograd cannot save tensors that were made in it.
         with torch.inference_mode(False), torch.enable_grad():
             leaves = {inner: params[outer].detach().requires_grad_() for outer, inner in self._inner_names.items()}
             features, actions = self._split(inputs.clone() if inputs.is_inference() else inputs.detach())
@@ -126,18 +126,18 @@ class ModuleNetwork:
     def input_gradients(
         self, params: Mapping[str, Tensor], trace: Trace, output_gradients: Tensor, columns: slice
     ) -> Tensor:
-        """Compute the gradients in some columns of the inputs, and nothing else of the gradient."""
+        """Compute the gradients for some columns of the inputs only."""
         del params
         graph: _Graph = trace.saved
         first, last, _ = columns.indices(sum(part.shape[1] for part in graph.inputs))
-        # Gradients in actions do not need the way back through the encoder.
+        # Gradients for actions need no backward pass through the encoder.
         skipped = self._num_features if first >= self._num_features else 0
         wanted = graph.inputs[1:] if skipped else graph.inputs
         found = torch.autograd.grad(graph.outputs, wanted, output_gradients, allow_unused=True, materialize_grads=True)
         return torch.cat(found, dim=1)[:, first - skipped : last - skipped]
 
     def forward_array(self, params: Mapping[str, FloatArray], inputs: FloatArray) -> FloatArray:
-        """Compute the outputs by torch on the host's memory of the parameters."""
+        """Compute the outputs with torch on the host, from the parameters in its memory."""
         with torch.inference_mode():
             own = {inner: torch.from_numpy(params[outer]) for outer, inner in self._inner_names.items()}
             return self._call(own, self._split(torch.from_numpy(np.ascontiguousarray(inputs)))).numpy()
@@ -161,7 +161,7 @@ class NetworkStack:
             self.shapes |= member.shapes
 
     def initialise(self, params: Mapping[str, Tensor], generator: torch.Generator) -> None:
-        """Write the initial values of every member, each with draws of its own."""
+        """Write the initial values of every member, each drawn separately."""
         for member in self.members:
             member.initialise(params, generator)
 
@@ -184,7 +184,7 @@ class NetworkStack:
     def input_gradients(
         self, params: Mapping[str, Tensor], trace: Trace, output_gradients: Tensor, columns: slice
     ) -> Tensor:
-        """Compute the gradients in some columns of the inputs, summed over the members."""
+        """Compute the gradients for some columns of the inputs, summed over the members."""
         parts = zip(self.members, trace.saved, output_gradients, strict=True)
         return torch.stack([member.input_gradients(params, own, outer, columns) for member, own, outer in parts]).sum(0)
 

@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 
 class Trace(NamedTuple):
-    """The outputs of a forward pass, and what the network itself needs to differentiate it, once."""
+    """The outputs of a forward pass, and what the network saved to differentiate the pass once."""
 
     outputs: Tensor
     saved: Any
@@ -40,12 +40,12 @@ class Network(Protocol):
         """Compute the outputs, and keep what one call of `backward` or `input_gradients` needs."""
 
     def backward(self, params: Mapping[str, Tensor], trace: Trace, output_gradients: Tensor) -> dict[str, Tensor]:
-        """Compute the gradient of a loss in every parameter from its gradients in the outputs."""
+        """Compute the gradients of a loss for all parameters from those for the outputs."""
 
     def input_gradients(
         self, params: Mapping[str, Tensor], trace: Trace, output_gradients: Tensor, columns: slice
     ) -> Tensor:
-        """Compute the gradients of a loss in these columns of the inputs, summed over a stack."""
+        """Compute the gradients of a loss for these columns of the inputs, summed over a stack."""
 
     def forward_array(self, params: Mapping[str, FloatArray], inputs: FloatArray) -> FloatArray:
         """Compute the outputs for acting, in NumPy on the host."""

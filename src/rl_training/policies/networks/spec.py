@@ -1,4 +1,4 @@
-"""Which networks an algorithm uses: the fast MLP for flat features, modules for everything else."""
+"""The choice of networks for an algorithm: the fast MLP for flat features, modules for everything else."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,19 +32,19 @@ from rl_training.policies.params import check_parameters_fit
 
 @dataclass(frozen=True)
 class Head:
-    """What one part of a policy, such as its actor, needs from a network."""
+    """The requirements of one part of a policy, such as its actor, for its network."""
 
     name: str
     num_outputs: int
     hidden_sizes: tuple[int, ...] | None = None
     """Hidden layers of its own; none: those of the spec, or no further ones after a shared trunk."""
     gain: float | None = None
-    """With it, all weights are orthogonal, with this gain in the last layer; none: torch's own initial weights."""
+    """Gain of the last layer if all initial weights are to be orthogonal; none: torch's own initial weights."""
 
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """What the networks of one algorithm have in common."""
+    """The settings that the networks of one algorithm share."""
 
     hidden_sizes: tuple[int, ...]
     activation: Activation
@@ -80,7 +80,7 @@ class NetworkSpec:
             module = self.make_encoder(encoder)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             module(torch.zeros(PROBE_ROWS, encoder.size))
-        return int(counter.get_total_flops()) // (2 * PROBE_ROWS)  # an addition belongs to every multiplication
+        return int(counter.get_total_flops()) // (2 * PROBE_ROWS)  # an addition is counted with every multiplication
 
     def build(self, encoder: Encoder, head: Head) -> Network:
         """Build a network for rows of features."""

@@ -11,8 +11,8 @@ from rl_training.experiment.search_space import Choices, Range, Values
 _TICKS = 6
 _SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _LONGEST_LABEL = 12  # characters of the name of a choice
-_LONG_STEP = 1_000_000  # from which env steps are shortened
-_SMALLEST = 1e-300  # that a logarithm is taken of
+_LONG_STEP = 1_000_000  # env steps from here on are shortened, such as 1M
+_SMALLEST = 1e-300  # the smallest number whose logarithm is taken
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def parameter_axis(name: str, values: Values, found: Sequence[Any]) -> Axis:
 
 
 def describe_values(values: Values) -> str:
-    """Describe what a parameter may be, such as `0.97 to 0.9999, 1 - value logarithmic`."""
+    """Describe the values that a parameter may have, such as `0.97 to 0.9999, logarithmic in 1 - value`."""
     if isinstance(values, Choices):
         return " or ".join(map(choice_key, values.choices))
     low, high = map(parameter_text, values.ends)
@@ -68,7 +68,7 @@ def describe_values(values: Values) -> str:
 
 
 def parameter_text(value: Any) -> str:
-    """Format a value of a parameter with four digits, which are those of 1 - value close to 1; a dash for None."""
+    """Format a parameter with four digits, or with four digits of 1 - value if it is close to 1; None is a dash."""
     if isinstance(value, dict) and "start" in value:
         return f"{value.get('schedule')} from {value['start']} to {value.get('end')}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -1,6 +1,6 @@
 """Hints about runs that did not go well. Each check looks at logged metrics and says what it found and what to try.
 
-The thresholds were chosen so that runs of the presets that learn well get no hint.
+The thresholds are chosen so that successful runs of the presets get no hint.
 """
 
 import math
@@ -25,7 +25,7 @@ SOFT_ENTROPY_SHARE = -6.0
 FLAT_SHARE = 0.05
 """Largest range of a curve that counts as not moving, as a share of its largest absolute return."""
 HIGH_KL = 0.05
-"""KL divergence in nats per update; PPO is usually kept several times below."""
+"""KL divergence in nats per update above which a check gives a hint; PPO usually stays several times below it."""
 HIGH_CLIP_FRACTION = 0.4
 """Share of the samples of an update that are clipped."""
 USUAL_CLIP = 0.2
@@ -33,7 +33,7 @@ USUAL_CLIP = 0.2
 LOW_EXPLAINED_VARIANCE = 0.2
 """Share of the variance of returns below which a value function is of little use."""
 Q_EXCESS = 3.0
-"""How many times the largest value that the observed rewards allow Q values may reach."""
+"""Limit of Q values, as a multiple of the largest value that the observed rewards allow."""
 DROP_OF_RANGE = 0.25
 """How far the last evaluation may be below the best one, as a share of the range of all evaluations."""
 DROP_OF_LEVEL = 0.1
@@ -214,7 +214,7 @@ def _params(run: Run) -> dict[str, Any]:
 
 
 def _advise(*ways: str) -> str:
-    """Join the ways to a sentence."""
+    """Join the ways into a sentence."""
     *others, last = ways
     text = f"{', '.join(others)} or {last}" if others else last
     return f"{text[0].upper()}{text[1:]}."
@@ -232,7 +232,7 @@ def _ways_to_explore(run: Run) -> list[str]:
 
 
 def _plain_advantages(run: Run) -> list[str]:
-    """Return the advice not to normalise advantages, if the run does: without rewards, that only enlarges noise."""
+    """Advise against normalised advantages if the run uses them: without rewards, they are only amplified noise."""
     return ["set normalize_advantages to false"] if _params(run).get("normalize_advantages") else []
 
 

@@ -79,7 +79,7 @@ def command_box(command: str) -> Markup:
 
 
 def folded_text(summary: str, text: str) -> Markup:
-    """Show a text that a reader opens."""
+    """Show a text that is hidden until the reader opens it."""
     return element("details", element("summary", summary), element("pre", element("code", text), tabindex=0))
 
 

@@ -46,7 +46,7 @@ class Fact:
 
 
 def wall_seconds(run: Run) -> float | None:
-    """Return the wall time of the run. A killed run has not recorded it, so the sum of its parts is used."""
+    """Return the wall time of the run. A killed run has not recorded one, so the sum of its parts is used."""
     recorded = float(run.metadata.get("wall_seconds") or 0.0)
     return max(recorded, sum(_part_seconds(run).values())) or None
 

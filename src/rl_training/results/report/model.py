@@ -205,7 +205,7 @@ def _env_part(numbered: Sequence[tuple[int, RunGroup]], metric: str) -> EnvPart:
 
 
 def _charts(metric: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the logged name, title and description of each chart; a chart of what no run has logged is left out."""
+    """Yield the logged name, title and description of each chart that a report may contain."""
     shown = [EVALUATION, logged_name(SUCCESS_RATE), logged_name(metric)]
     for evaluated in dict.fromkeys(shown):
         name = evaluated.removeprefix("eval/")
