@@ -60,6 +60,14 @@ def test_native_envs_take_the_steps_of_the_others(make_config: MakeConfig, play:
         assert any(truncated.any() for truncated in native[4::4] if truncated.dtype == np.bool_)
 
 
+def test_native_envs_without_a_time_limit_take_the_steps_of_the_others(make_config: MakeConfig) -> None:
+    config = make_config(num_envs=2, env_kwargs={"max_episode_steps": -1})
+    kinds = (config.model_copy(update={"vectorization": kind}) for kind in ("sync", "native"))
+    sync, native = (balance(make_vector_env(kind), 600) for kind in kinds)
+    assert len(native) == 1 + 4 * 600  # no episode has ended after 500 steps
+    assert all(np.array_equal(left, right) for left, right in zip(sync, native, strict=True))
+
+
 @pytest.mark.parametrize("other", ["native", "sync"])
 def test_a_native_run_is_resumed_exactly_in_either_kind(make_config: MakeConfig, other: str) -> None:
     config = make_config(num_envs=4, vectorization="native")

@@ -182,6 +182,8 @@ def test_the_source_of_a_wrapper_is_a_part_of_the_versions() -> None:
 
 def test_a_time_limit_by_wrapper_counts_as_one(make_config: MakeConfig) -> None:
     assert not has_time_limit(make_config(env_id="tests/Endless-v0"))
+    assert has_time_limit(make_config(env_id="CartPole-v1"))
+    assert not has_time_limit(make_config(env_id="CartPole-v1", env_kwargs={"max_episode_steps": -1}))
     assert has_time_limit(make_config(env_id="tests/Endless-v0", wrappers=[{"TimeLimit": {"max_episode_steps": 9}}]))
 
 

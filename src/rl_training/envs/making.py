@@ -204,10 +204,7 @@ def _factory_limit(config: TrainConfig) -> int | None:
 
 def has_time_limit(config: TrainConfig) -> bool:
     """Return whether an environment declares a time limit; it must have been made before."""
-    if find_factory(config.env_id) is not None:
-        return _factory_limit(config) is not None
     spec = gymnasium.registry.get(config.env_id.rpartition(":")[2])
     declared = {**(spec.kwargs if spec else {}), **config.env_kwargs}
-    own_limit = declared.get("max_episode_steps") or declared.get("max_num_frames_per_episode")  # Atari uses the latter
     wrapped = any(split_entry(entry)[0] == "TimeLimit" for entry in config.wrappers)
-    return bool(wrapped or own_limit or (spec and spec.max_episode_steps))
+    return max_episode_steps(config) is not None or wrapped or bool(declared.get("max_num_frames_per_episode"))  # Atari

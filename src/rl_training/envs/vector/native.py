@@ -4,6 +4,7 @@ Gymnasium's version starts episodes by itself and draws all of them from one gen
 its own seed, as in the other vector envs, so the trajectories are the same to the last bit.
 """
 
+import sys
 from typing import Any
 
 import gymnasium
@@ -40,6 +41,8 @@ class SeededCartPole:
         if not has_native(env_id):
             raise EnvironmentSetupError(f"{env_id} has no native vector env: use vectorization sync, async or auto")
         self.num_envs = num_envs
+        if env_kwargs.get("max_episode_steps") == -1:  # no limit for `gymnasium.make`, but no steps at all here
+            env_kwargs = {**env_kwargs, "max_episode_steps": sys.maxsize}
         self.env: Any = gymnasium.make_vec(
             env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **env_kwargs
         ).unwrapped
