@@ -177,7 +177,7 @@ class Bystander:
 def test_a_loss_that_would_not_see_its_tensors_change_is_not_compiled() -> None:
     params = HostedParams({"weights": (16,)}, torch.device("cpu"))
     optimizer = Optimizer({"net": params}, Bystander().compute, Adam(), compile_as="this test")
-    with pytest.warns(UserWarning, match="depends on tensors beside its networks, batch and settings"):
+    with pytest.warns(UserWarning, match="depends on tensors besides its networks, batch and settings"):
         optimizer.apply(GradientStep("step", {"actions": torch.ones(16)}, {"learning_rate": 0.1}))
     assert params.flat.tolist() == pytest.approx([-0.1] * 16)
 

@@ -218,7 +218,7 @@ def test_a_modules_initial_weights_follow_the_runs_seed_alone(make_config: MakeC
         ("misfit", r"fails for observations of Box\(.*\): RuntimeError"),
         ("double", "all of its parameters must be float32"),
         ("double_outputs", "must give outputs of type float32, not float64"),
-        ("batch_mean", "what it gives for one observation depends on the others of the batch, as with BatchNorm"),
+        ("batch_mean", "its output for one observation depends on the others in the batch, as with BatchNorm"),
         ("batch_norm_without_state", r"fails for observations of Box\(.*\): ValueError: Expected more than 1 value"),
         ("not_a_module", "must be a torch.nn.Module, not int"),
         ("without_size", r"must have an attribute features_dim, the number of its outputs \(int\)"),

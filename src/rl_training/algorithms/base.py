@@ -163,18 +163,18 @@ class LearnerParams(StrictModel):
     learning_rate: PositiveSchedule = Schedule(start=3e-4)
     """Size of a gradient step: a number or a schedule."""
     optimizer: Literal["adam", "adamw", "rmsprop"] = "adam"
-    """The rule of a gradient step."""
+    """The update rule."""
     weight_decay: Annotated[Float, Field(ge=0.0, le=1e6)] = 0.0  # squares of gradients must not overflow
-    """Pull of every parameter towards 0: part of the gradient for adam and rmsprop, apart from it for adamw."""
+    """Strength of weight decay: adam and rmsprop add it to the gradient, adamw applies it to the parameters."""
     gamma: UnitFloat = 0.99
     """Discount factor."""
     normalize_obs: Flag = False
-    """Whether observations are brought to a running mean of 0 and deviation of 1, clipped at 10 deviations."""
+    """Whether observations are normalised by their running mean and deviation, and clipped at 10 deviations."""
     normalize_rewards: Flag = False
-    """Whether rewards are divided by the running deviation of the discounted return; logged returns stay raw."""
+    """Whether rewards are divided by the running deviation of the discounted return, clipped at 10; logs stay raw."""
 
     clip_rewards: Flag = False
-    """Whether only the sign of each reward is learned from, before any normalisation; logged returns stay raw."""
+    """Whether rewards are replaced by their signs, before any normalisation; logged returns stay raw."""
 
     def planned_gradient_steps(self, total_timesteps: int, num_envs: int) -> int:
         """Estimate how many gradient steps a run with this budget takes."""

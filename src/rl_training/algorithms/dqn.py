@@ -47,7 +47,7 @@ class DQNParams(OffPolicyParams):
     target_update_interval: PositiveInt = 500
     """Env steps between two synchronisations of the target network."""
     tau: Annotated[Float, Field(gt=0.0, le=1.0)] = 1.0
-    """How much of the online network a synchronisation takes over; 1: a copy."""
+    """How far a synchronisation moves the target towards the online network; 1: a copy."""
     epsilon_start: UnitFloat = 1.0
     """Share of random actions at the start."""
     epsilon_end: UnitFloat = 0.05
@@ -55,9 +55,9 @@ class DQNParams(OffPolicyParams):
     exploration_fraction: UnitFloat = 0.2
     """Share of the budget over which epsilon falls."""
     max_grad_norm: Annotated[Float, Field(gt=0.0)] = 10.0
-    """Largest norm of a gradient; a longer one is shortened to it."""
+    """Largest norm of a gradient; larger gradients are scaled down to it."""
     double: Flag = False
-    """Choose the next action by the online network, value it by the target (van Hasselt et al. 2016)."""
+    """Choose the next action with the online network, and evaluate it with the target (van Hasselt et al. 2016)."""
     dueling: Flag = False
     """Estimate state values and advantages separately (Wang et al. 2016)."""
     shared_trunk: Flag | None = None

@@ -59,7 +59,7 @@ class PPOParams(OnPolicyParams):
     normalize_advantages: Flag = True
     """Whether advantages are brought to mean 0 and deviation 1 within each minibatch."""
     max_grad_norm: Annotated[Float, Field(gt=0.0)] = 0.5
-    """Largest norm of a gradient; a longer one is shortened to it."""
+    """Largest norm of a gradient; larger gradients are scaled down to it."""
     target_kl: Annotated[Float, Field(gt=0.0)] | None = None
     """Stop a rollout's updates once the approximate KL divergence exceeds 1.5 times this; none: never."""
     log_std_init: Float = 0.0

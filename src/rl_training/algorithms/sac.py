@@ -43,7 +43,7 @@ class SACParams(OffPolicyParams):
     critic_hidden_sizes: HiddenSizes | None = None
     """Hidden layers of each critic; none: `hidden_sizes`."""
     tau: Annotated[Float, Field(gt=0.0, le=1.0)] = 0.005
-    """How much of the critics their targets take over after each update."""
+    """How far the targets of the critics move towards the critics after each update; 1: a copy."""
     alpha: Literal["auto"] | Annotated[Float, Field(gt=0.0)] = "auto"
     """Temperature of the entropy bonus; `auto`: learned towards `target_entropy`."""
     target_entropy: Float | None = None
@@ -51,7 +51,7 @@ class SACParams(OffPolicyParams):
     noise_correlation: Correlation = 0.0
     """Correlation of the exploration noise between two steps, for continuous actions; 0: new noise at every step."""
     policy_delay: PositiveInt = 1
-    """Critic updates per update of actor and temperature, which is then repeated that often."""
+    """Critic updates between two updates of actor and temperature, which then take as many steps each."""
 
     def network_spec(self, device: torch.device) -> NetworkSpec:
         """Return the settings that all networks of the algorithm share."""

@@ -316,7 +316,7 @@ def _compile_here(order: Any, package: Path) -> None:
         buffers = [buffer for network in _StepPickler.read(step).networks for buffer in network.buffers()]
         for constant in exported.constants.values():
             if not any(buffer is constant or torch.equal(buffer, constant) for buffer in buffers):
-                raise RuntimeError("the loss depends on tensors beside its networks, batch and settings")
+                raise RuntimeError("the loss depends on tensors besides its networks, batch and settings")
         _set_up_compiler(on_cpu=inputs[0].is_cpu)
         torch._inductor.aoti_compile_and_package(exported, package_path=str(package))
 

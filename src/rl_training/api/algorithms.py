@@ -252,7 +252,7 @@ def _with_parameters(params: type[LearnerParams]) -> Callable[[type[AlgorithmT]]
     """Return a decorator that adds the parameters of an algorithm to the docstring of its class."""
 
     def document(algorithm: type[AlgorithmT]) -> type[AlgorithmT]:
-        algorithm.__doc__ = f"{algorithm.__doc__}\n\nParameters, beside the fields of `TrainConfig`:\n\n"
+        algorithm.__doc__ = f"{algorithm.__doc__}\n\nParameters, besides the fields of `TrainConfig`:\n\n"
         algorithm.__doc__ += describe_fields(params)
         return algorithm
 

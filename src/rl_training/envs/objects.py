@@ -38,7 +38,10 @@ def describe_env(env: Any) -> dict[str, Any]:
     if isinstance(env, str):
         return {"env_id": env}
     if not callable(env):
-        raise ConfigError(f"env={env!r}: give a registered id, a class, a function that makes the environment, or one")
+        raise ConfigError(
+            f"env={env!r}: give a registered id, a class, a function that makes the environment, or an environment "
+            "of gymnasium.make"
+        )
     return {"env_id": callable_path(env)}
 
 

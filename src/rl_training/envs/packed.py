@@ -77,7 +77,7 @@ class ActionMasks:
         if self._method is not None:
             return self._method()
         if MASK_NAME not in info:
-            raise ActionMaskError(f'info has no "{MASK_NAME}"; set action_mask: off to do without masks')
+            raise ActionMaskError(f'info has no "{MASK_NAME}"; set action_mask: off to train without masks')
         return info[MASK_NAME]
 
 

@@ -74,7 +74,7 @@ class ActorCritic:
         if given and expected and given != expected:
             raise EnvironmentSetupError(
                 f"the action mask has {given} entries, but the action space {action_space} has {expected} choices: "
-                f"let the env give a mask of {expected} entries, one per choice"
+                f"the env must give a mask of {expected} entries, one per choice"
             )
         return bool(given and expected)
 

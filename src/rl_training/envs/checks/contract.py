@@ -118,7 +118,7 @@ def check_api(subject: Subject) -> Finding:
     relevant = list(dict.fromkeys(text for text in messages if not any(part in text for part in _IRRELEVANT)))
     if relevant:
         return Finding("api", "warning", "; ".join(relevant), remedy)
-    return Finding("api", "ok", "Gymnasium's checker has no objection")
+    return Finding("api", "ok", "it passes Gymnasium's checker")
 
 
 def _compact(message: str) -> str:

@@ -212,6 +212,6 @@ def _check_alone(own: NestedEncoder, who: str, rows: Tensor, outputs: Tensor) ->
     alone = torch.cat([_run(own, who, row[None]) for row in rows])
     if not torch.allclose(outputs, alone, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise ConfigError(
-            f"{who}: what it gives for one observation depends on the others of the batch, as with BatchNorm; use "
+            f"{who}: its output for one observation depends on the others in the batch, as with BatchNorm; use "
             "LayerNorm or GroupNorm"
         )
