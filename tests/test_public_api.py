@@ -84,6 +84,15 @@ def test_for_env_keeps_the_wrappers_of_the_preset_unless_others_are_given() -> N
     assert PPO.for_env(env_id, wrappers=[]).config.wrappers == ()
 
 
+def test_for_env_names_the_preset_of_a_value_that_does_not_fit() -> None:
+    with pytest.raises(
+        ConfigError, match=r"cartpole\.yaml:\d+: algo_kwargs\.minibatch_size=256: exceeds the rollout of 32"
+    ):
+        PPO.for_env("CartPole-v1", num_envs=1)
+    with pytest.raises(ConfigError, match=r"^algo_kwargs\.minibatch_size=900: exceeds the rollout of 256"):
+        PPO.for_env("CartPole-v1", minibatch_size=900)
+
+
 def test_for_env_refuses_unknown_names() -> None:
     with pytest.raises(ConfigError, match="did you mean 'gamma'"):
         PPO.for_env("CartPole-v1", gama=0.5)

@@ -24,7 +24,7 @@ from rl_training.experiment.checkpointing import (
     with_experience,
 )
 from rl_training.experiment.config import TrainConfig, plain_config
-from rl_training.experiment.sources import Layer, find_preset, read_yaml, resolve_config
+from rl_training.experiment.sources import Layer, find_preset, located, read_yaml, resolve_config
 from rl_training.experiment.validation import describe_fields, suggest
 from rl_training.runtime.agents import Agent, build_agent, with_evaluation, with_spaces
 from rl_training.runtime.callbacks import Callback, Listener
@@ -88,15 +88,20 @@ class Algorithm:
     def __init__(self, config: TrainConfig | None = None, *others: Any, env: Any = None, **options: Any) -> None:
         """Create a model from a config, or for an environment as `for_env` does; `others` are refused."""
         name = type(self).__name__
+        layers: list[Layer] = []
         if config is None and env is not None and not others:
-            config = self._config_for(env, options)
+            layers = self._layers_for(env, options)
+            config = resolve_config(layers).config
         elif env is not None or options or others or not isinstance(config, TrainConfig):
             raise ConfigError(f"give either {name}(config) with a TrainConfig, or {name}(env=...) with options")
         if config.algo != self.algo:
             raise ConfigError(f"{name} cannot train algo={config.algo!r}")
         self.config = config
         self._spec: AlgorithmSpec = get_algorithm_spec(self.algo)
-        self._spec.resolve_params_fn(config)
+        try:
+            self._spec.resolve_params_fn(config)
+        except ConfigError as error:
+            raise located(error, layers) from None
         self._state: CheckpointState | None = None
         self._loaded_from = Path()
         self._run_dir: Path | None = None
@@ -115,7 +120,8 @@ class Algorithm:
         return cls(env=env, **options)
 
     @classmethod
-    def _config_for(cls, env: Any, options: dict[str, Any]) -> TrainConfig:
+    def _layers_for(cls, env: Any, options: dict[str, Any]) -> list[Layer]:
+        """Return the values of the preset, if there is one, and those that were given."""
         known = {*TrainConfig.model_fields, *get_algorithm_spec(cls.algo).params_model.model_fields}
         for name in options.keys() - known:
             raise ConfigError(f"unknown option '{name}'; {suggest(name, known, f'see help({cls.__name__})')}")
@@ -134,7 +140,7 @@ class Algorithm:
         given["algo_kwargs"] = {**own.get("algo_kwargs", {}), **params}
         preset = find_preset(cls.algo, given["env_id"])
         layers = [read_yaml(preset, "preset")] if preset else []
-        return resolve_config([*layers, Layer("argument", given)]).config
+        return [*layers, Layer("argument", given)]
 
     def learn(
         self,
