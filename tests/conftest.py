@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from rl_training import waits
 from rl_training.algorithms.base import GradientStep
 from rl_training.algorithms.optimizer import AppliedStep, Optimizer
 from rl_training.experiment.checkpointing import CheckpointState
@@ -66,6 +67,12 @@ def stored_rows(saved: CheckpointState) -> torch.Tensor:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test a cache of its own, so that it does not depend on earlier runs on this machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def no_announcements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Announce nothing that takes long: the output of a command must not depend on how busy the machine is."""
+    monkeypatch.setattr(waits, "_PATIENCE_SECONDS", 3_600.0)
 
 
 @pytest.fixture
