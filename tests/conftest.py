@@ -15,6 +15,7 @@ import torch
 from rl_training import waits
 from rl_training.algorithms.base import GradientStep
 from rl_training.algorithms.optimizer import AppliedStep, Optimizer
+from rl_training.envs import factory
 from rl_training.experiment.checkpointing import CheckpointState
 from rl_training.experiment.config import TrainConfig
 
@@ -73,6 +74,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def no_announcements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Announce nothing that takes long: the output of a command must not depend on how busy the machine is."""
     monkeypatch.setattr(waits, "_PATIENCE_SECONDS", 3_600.0)
+    monkeypatch.setattr(factory, "ANNOUNCED_SECONDS", 3_600.0)
 
 
 @pytest.fixture
