@@ -381,6 +381,9 @@ def test_a_signal_in_the_middle_of_a_save_ends_the_run_with_a_whole_checkpoint(
     assert load_checkpoint(find_checkpoint(run_dir)).trainer_state["global_step"] == 128
 
 
+# Python ignores exceptions in some of its own callbacks, such as those of the garbage collector. The timer that raises
+# this one repeats it a moment later.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_update_that_takes_too_long_is_given_up_and_can_be_repeated(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, number: int
